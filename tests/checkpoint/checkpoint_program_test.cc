@@ -21,8 +21,9 @@
 #include "ebb/runtime/checkpoint/safetensors.h"
 #include "ebb/runtime/checkpoint/safetensors_writer.h"
 #include "ebb/runtime/checkpoint/tensor_source.h"
+#include "tests/status.h"
 
-namespace ebb {
+namespace ebb::testing::checkpoint_program_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -170,8 +171,8 @@ TEST_F(CheckpointProgramTest, AnIndexNamesFilesBesideItAndNoOthers) {
        {"\"../model.safetensors\"", "\"/etc/x.safetensors\"", "\"a/b.safetensors\"",
         "\".safetensors\"", "\"model.bin\"", "7", "\"\"", "\"x\\u0000.safetensors\""}) {
     const auto index = ParseModelIndex(absl::StrCat(before, file, "}}"), "index");
-    EXPECT_EQ(index.status().code(), absl::StatusCode::kDataLoss) << file;
-    EXPECT_THAT(std::string(index.status().message()), HasSubstr("not the plain name")) << file;
+    EXPECT_THAT(index.status(), StatusIs(absl::StatusCode::kDataLoss, "not the plain name"))
+        << file;
   }
   for (const char* text : {"", "[]", "{}", R"({"weight_map": 1})", R"({"weight_map": {}})",
                            R"({"weight_map": {"a": "x.safetensors", "a": "y.safetensors"}})"})
@@ -217,12 +218,11 @@ TEST_F(CheckpointProgramTest, PythonSaysWhereTheTensorsOfTorchLie) {
   EXPECT_EQ(ended.code, 0) << ended.printed;
   EXPECT_THAT(ended.printed, HasSubstr("imported 1 tensors of m as"));
   EXPECT_THAT(ended.printed, HasSubstr("left out: long, which is no parameter"));
-  const auto imported = OpenTensorSource(Path("runs/step-000000005"));
-  ASSERT_TRUE(imported.ok()) << imported.status();
-  EXPECT_EQ((*imported)->description().state.applied_steps, 3);
-  EXPECT_EQ((*imported)->description().state.loss_scaler.scale, 8);
+  ASSERT_OK_AND_ASSIGN(const auto imported, OpenTensorSource(Path("runs/step-000000005")));
+  EXPECT_EQ(imported->description().state.applied_steps, 3);
+  EXPECT_EQ(imported->description().state.loss_scaler.scale, 8);
   std::vector<float> read(5);
-  EXPECT_TRUE((*imported)->Read(0, 0, read).ok());
+  EXPECT_TRUE(imported->Read(0, 0, read).ok());
   EXPECT_EQ(read, std::vector<float>(values.begin() + 1, values.end()));
 
   const struct {
@@ -261,13 +261,12 @@ TEST_F(CheckpointProgramTest, OfFilesOfTorchTheLibraryNamesTheProgramThatImports
   }
   for (const char* name : {"m.bin", "old.bin", "model", "parts", "universal", "above"}) {
     const absl::Status status = OpenTensorSource(Path(name)).status();
-    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
-    EXPECT_THAT(std::string(status.message()),
-                HasSubstr(absl::StrCat("ebb-checkpoint import '", Path(name), "' DIR")));
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument,
+                                 absl::StrCat("ebb-checkpoint import '", Path(name), "' DIR")));
   }
   Write(Path("model_optim_states.pt"), "");
-  EXPECT_THAT(std::string(OpenTensorSource(folder_).status().message()),
-              HasSubstr("convert it with deepspeed/checkpoint/ds_to_universal.py"));
+  EXPECT_THAT(OpenTensorSource(folder_).status(),
+              Says("convert it with deepspeed/checkpoint/ds_to_universal.py"));
   // Transformers reads such a folder.
   WriteZeros(Path("model/model.safetensors"), 2, 3, "w");
   EXPECT_TRUE(OpenTensorSource(Path("model")).ok());
@@ -395,23 +394,22 @@ class Numbers : public TensorSource {
 };
 
 TEST(ParameterNamesTest, AnyIntervalOfATransposedMatrixIsRight) {
-  const auto source =
-      Renamed(std::make_unique<Numbers>(), ParameterNames::kAuto, NameDirection::kInside);
-  ASSERT_TRUE(source.ok()) << source.status();
-  ASSERT_EQ((*source)->tensors().size(), 1u);
-  EXPECT_EQ((*source)->tensors()[0].name, "block3.qkv.weight");
-  EXPECT_EQ((*source)->tensors()[0].shape, (std::vector<int64_t>{7, 5}));
+  ASSERT_OK_AND_ASSIGN(const auto source, Renamed(std::make_unique<Numbers>(),
+                                                  ParameterNames::kAuto, NameDirection::kInside));
+  ASSERT_EQ(source->tensors().size(), 1u);
+  EXPECT_EQ(source->tensors()[0].name, "block3.qkv.weight");
+  EXPECT_EQ(source->tensors()[0].shape, (std::vector<int64_t>{7, 5}));
   for (int64_t begin = 0; begin < 35; ++begin) {
     for (int64_t end = begin + 1; end <= 35; ++end) {
       std::vector<float> values(static_cast<size_t>(end - begin));
-      ASSERT_TRUE((*source)->Read(0, begin, values).ok());
+      ASSERT_TRUE(source->Read(0, begin, values).ok());
       for (int64_t at = begin; at < end; ++at)
         ASSERT_EQ(values[static_cast<size_t>(at - begin)], static_cast<float>(at % 5 * 7 + at / 5))
             << begin << " " << end;
     }
   }
   std::vector<float> beyond(2);
-  EXPECT_FALSE((*source)->Read(0, 34, beyond).ok());
+  EXPECT_FALSE(source->Read(0, 34, beyond).ok());
 }
 
 TEST(ParameterNamesTest, NamesOfGpt2GoThereAndBack) {
@@ -430,4 +428,4 @@ TEST(ParameterNamesTest, NamesOfGpt2GoThereAndBack) {
 }
 
 }  // namespace
-}  // namespace ebb
+}  // namespace ebb::testing::checkpoint_program_test

@@ -20,12 +20,14 @@
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/trace/log.h"
 #include "tests/offload/system_files.h"
+#include "tests/status.h"
 #include "way.h"
 
 namespace ebb::testing::checkpoint_test {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -347,7 +349,7 @@ TEST_F(CheckpointTest, ARunThatGoesOnRemovesItsOwnOldOnesAlone) {
   ASSERT_EQ(run(3, 5, /*resumes=*/true), absl::OkStatus());  // the other one goes on
   EXPECT_THAT(*CheckpointsIn(folder_), ElementsAre("step-000000005", "step-000000001"));
   const absl::Status same_step = run(0, 5, /*resumes=*/false);
-  EXPECT_THAT(std::string(same_step.message()), HasSubstr("is of another run"));
+  EXPECT_THAT(same_step, Says("is of another run"));
 }
 
 TEST_F(CheckpointTest, ForksOfOneCheckpointKeepTheirOwn) {
@@ -367,14 +369,13 @@ TEST_F(CheckpointTest, ForksOfOneCheckpointKeepTheirOwn) {
   EXPECT_EQ(RunWay({.world = 2, .stage = 3},
                    [&](Engine& engine, ToyModel&, int) -> absl::Status {
                      const absl::Status early = CheckSaves(engine, forks, 3);
-                     EXPECT_THAT(std::string(early.message()),
-                                 HasSubstr("loads it first (LoadCheckpoint, then CheckSaves"));
+                     EXPECT_THAT(early, Says("loads it first (LoadCheckpoint, then CheckSaves"));
                      EBB_RETURN_IF_ERROR(LoadCheckpoint(engine, forks).status());
                      return CheckSaves(engine, forks, 3);
                    }),
             absl::OkStatus());
   const absl::Status refused = run(1, 3, forks);
-  EXPECT_THAT(std::string(refused.message()), HasSubstr("step-000000002' is of another run"));
+  EXPECT_THAT(refused, Says("step-000000002' is of another run"));
   fs::rename(forks + "/step-000000002", forks + "/step-000000004");
   ASSERT_EQ(run(1, 3, forks), absl::OkStatus());
   EXPECT_THAT(*CheckpointsIn(forks), ElementsAre("step-000000004", "step-000000003"));
@@ -490,8 +491,7 @@ TEST_F(CheckpointTest, NamesAChangedFileOnEveryRank) {
     SCOPED_TRACE(change.what);
     const absl::Status status = LoadAfter(folder_, change.run, model);
     EXPECT_EQ(status.ok(), change.said.empty()) << status;
-    for (const char* said : change.said)
-      EXPECT_THAT(std::string(status.message()), HasSubstr(said));
+    for (const char* said : change.said) EXPECT_THAT(status, Says(said));
   }
 }
 
@@ -500,19 +500,17 @@ TEST_F(CheckpointTest, AModelThatDoesNotFitIsNamed) {
   ModelSpec more = ToyModel({.groups = true}).spec();
   more.Add(UnitId{0}, {.name = "new", .shape = {3}, .init = Constant(7)});
   absl::Status status = LoadAfter(folder_, nothing, more);
-  EXPECT_THAT(std::string(status.message()),
-              AllOf(HasSubstr("it lacks the parameter 'new'"), HasSubstr("LoadOptions::partial")));
+  EXPECT_THAT(status, Says("it lacks the parameter 'new'", "LoadOptions::partial"));
   EXPECT_EQ(LoadAfter(folder_, nothing, more, {.partial = true}), absl::OkStatus());
 
   ModelSpec other = ToyModel({.groups = true}).spec();
   other.parameters[0].name = "renamed";
   status = LoadAfter(folder_, nothing, other);
-  EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr("lacks the parameter 'renamed'"),
-                                                   HasSubstr("which the model lacks")));
+  EXPECT_THAT(status, Says("lacks the parameter 'renamed'", "which the model lacks"));
 
   ModelSpec wider = ToyModel({.width = 14, .groups = true}).spec();
   status = LoadAfter(folder_, nothing, wider, {.partial = true});
-  EXPECT_THAT(std::string(status.message()), HasSubstr("has the shape"));
+  EXPECT_THAT(status, Says("has the shape"));
 }
 
 TEST_F(CheckpointTest, AnErrorOfOneRankIsEveryRanksAndTheOlderOneStays) {
@@ -528,11 +526,9 @@ TEST_F(CheckpointTest, AnErrorOfOneRankIsEveryRanksAndTheOlderOneStays) {
                return model.Train(engine, rank, 2, {});
              }),
       absl::OkStatus());
-  for (const absl::Status& status : statuses)
-    EXPECT_THAT(std::string(status.message()), HasSubstr("nowhere/.saving-step-000000002"));
-  const auto left = CheckpointsIn(folder_);
-  ASSERT_TRUE(left.ok()) << left.status();
-  EXPECT_THAT(*left, ElementsAre("step-000000001"));
+  EXPECT_THAT(statuses, Each(Says("nowhere/.saving-step-000000002")));
+  ASSERT_OK_AND_ASSIGN(const auto left, CheckpointsIn(folder_));
+  EXPECT_THAT(left, ElementsAre("step-000000001"));
   EXPECT_FALSE(fs::exists(folder_ + "/.saving-step-000000002"));
 }
 
@@ -543,8 +539,8 @@ TEST_F(CheckpointTest, ASaveForWhichTheHostHasNoMemoryIsRefusedBeforeTraining) {
   EXPECT_EQ(RunWay({.world = 2, .stage = 3},
                    [&](Engine& engine, ToyModel&, int) {
                      const absl::Status refused = CheckSaves(engine, folder_, 1);
-                     EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
-                     EXPECT_THAT(std::string(refused.message()), HasSubstr("a save: 32.0 MiB"));
+                     EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted,
+                                                   "a save: 32.0 MiB"));
                      return absl::OkStatus();
                    }),
             absl::OkStatus());

@@ -15,12 +15,13 @@
 #include "ebb/runtime/checkpoint/folder.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "tests/engine/toy_model.h"
+#include "tests/status.h"
 #include "way.h"
 
 namespace ebb::testing::common_folder_test {
 namespace {
 
-using ::testing::AllOf;
+using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -75,12 +76,9 @@ TEST_F(CommonFolderTest, EveryCallNamesTheRanksThatSeeAnotherFolder) {
         4, [&](int rank) { return rank == 1   ? seen
                                   : rank == 0 ? seen
                                               : other; }, call);
-    for (const absl::Status& status : statuses) {
-      EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
-      EXPECT_THAT(std::string(status.message()),
-                  AllOf(HasSubstr("(rank 0)"), HasSubstr("ranks 2 to 3 on host '"),
-                        HasSubstr("Name a folder that all hosts share")));
-    }
+    EXPECT_THAT(statuses,
+                Each(StatusIs(absl::StatusCode::kFailedPrecondition, "(rank 0)",
+                              "ranks 2 to 3 on host '", "Name a folder that all hosts share")));
     EXPECT_THAT(FilesIn(seen), ElementsAre(".lock"));
     EXPECT_TRUE(fs::is_empty(other));
   }
@@ -91,8 +89,7 @@ TEST_F(CommonFolderTest, ARankThatHasNoSuchFolderIsNamed) {
     fs::remove_all(root_);
     const std::vector<absl::Status> statuses = Run(
         2, [&](int rank) { return absl::StrCat(root_, "/of ", rank); }, call);
-    for (const absl::Status& status : statuses)
-      EXPECT_THAT(std::string(status.message()), HasSubstr("that of rank 1 on host '"));
+    EXPECT_THAT(statuses, Each(Says("that of rank 1 on host '")));
     EXPECT_FALSE(fs::exists(root_ + "/of 1"));
   }
 }

@@ -18,12 +18,13 @@
 #include "ebb/runtime/config/status_macros.h"
 #include "tests/engine/scripted.h"
 #include "tests/engine/toy_model.h"
+#include "tests/status.h"
 #include "way.h"
 
 namespace ebb::testing::damaged_checkpoints_test {
 namespace {
 
-using ::testing::AllOf;
+using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -196,17 +197,14 @@ TEST_F(DamagedCheckpointsTest, AnImportOfANamedOneOrWithoutAWholeOneIsAnErrorOnA
     return statuses;
   };
   for (const absl::Status& status : imports(At(2))) {
-    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
-    EXPECT_THAT(std::string(status.message()),
-                HasSubstr(absl::StrCat("name an older checkpoint: '", At(1), "'")));
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kDataLoss,
+                                 absl::StrCat("name an older checkpoint: '", At(1), "'")));
   }
   FlipBit(At(1) + FileOf(0), kHeaderBytes + 100);
-  for (const absl::Status& status : imports(folder_)) {
-    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
-    EXPECT_THAT(std::string(status.message()),
-                AllOf(HasSubstr(absl::StrCat("no checkpoint in '", folder_, "' is whole")),
-                      HasSubstr("values of this run are undefined")));
-  }
+  EXPECT_THAT(imports(folder_),
+              Each(StatusIs(absl::StatusCode::kDataLoss,
+                            absl::StrCat("no checkpoint in '", folder_, "' is whole"),
+                            "values of this run are undefined")));
 }
 
 // A rank of another world reads other parts, so it may read none of the damaged slice.
@@ -271,23 +269,18 @@ TEST_F(DamagedCheckpointsTest, IfNoneIsWholeTheErrorListsThemAndSaysThatValuesAr
   FlipBit(At(3) + FileOf(1), kHeaderBytes + 100);
   FlipBit(At(2) + FileOf(1), 200);
   FlipBit(At(1) + FileOf(0), -1);
-  for (const absl::Status& status : Loads(folder_)) {
-    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
-    EXPECT_THAT(std::string(status.message()),
-                AllOf(HasSubstr(absl::StrCat("no checkpoint in '", folder_, "' is whole")),
-                      HasSubstr(At(3)), HasSubstr(At(2)), HasSubstr(At(1)),
-                      HasSubstr("values of this run are undefined")));
-  }
+  EXPECT_THAT(Loads(folder_),
+              Each(StatusIs(absl::StatusCode::kDataLoss,
+                            absl::StrCat("no checkpoint in '", folder_, "' is whole"), At(3), At(2),
+                            At(1), "values of this run are undefined")));
 }
 
 TEST_F(DamagedCheckpointsTest, ANamedOneIsAnErrorThatNamesTheOneBefore) {
   Trained(2);
   FlipBit(At(2) + FileOf(1), kHeaderBytes + 100);
   for (const absl::Status& status : Loads(At(2))) {
-    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
-    EXPECT_THAT(std::string(status.message()),
-                AllOf(HasSubstr("rank-00001"), HasSubstr("checksum"),
-                      HasSubstr(absl::StrCat("name an older checkpoint: '", At(1), "'"))));
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kDataLoss, "rank-00001", "checksum",
+                                 absl::StrCat("name an older checkpoint: '", At(1), "'")));
   }
 }
 
@@ -302,12 +295,9 @@ TEST_F(DamagedCheckpointsTest, RanksWithOtherCheckpointsGetOneErrorThatNamesThem
                        return absl::OkStatus();
                      }),
               absl::OkStatus());
-    for (const absl::Status& status : statuses) {
-      EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
-      EXPECT_THAT(std::string(status.message()),
-                  AllOf(HasSubstr("rank 0 on host '"), HasSubstr("rank 1 on host '"),
-                        HasSubstr("step-000000002"), HasSubstr("all ranks see one file system")));
-    }
+    EXPECT_THAT(statuses, Each(StatusIs(absl::StatusCode::kFailedPrecondition, "rank 0 on host '",
+                                        "rank 1 on host '", "step-000000002",
+                                        "all ranks see one file system")));
     return std::string(statuses[0].message());
   };
   Trained(2);

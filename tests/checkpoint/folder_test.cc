@@ -16,11 +16,11 @@
 #include "ebb/runtime/checkpoint/file_access.h"
 #include "ebb/runtime/checkpoint/manifest.h"
 #include "ebb/runtime/checkpoint/rank_file.h"
+#include "tests/status.h"
 
-namespace ebb::folder_test {
+namespace ebb::testing::folder_test {
 namespace {
 
-using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 namespace fs = std::filesystem;
@@ -117,9 +117,8 @@ TEST_F(FolderTest, AnotherRunsCheckpointIsNotReplaced) {
   ASSERT_EQ(Save(7, /*keep=*/0, "a"), absl::OkStatus());
   for (const char* run : {"b", ""}) {
     const absl::Status refused = Save(7, /*keep=*/1, run);
-    EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
-    EXPECT_THAT(std::string(refused.message()),
-                HasSubstr("'" + At("step-000000007") + "' is of another run"));
+    EXPECT_THAT(refused, StatusIs(absl::StatusCode::kFailedPrecondition,
+                                  "'" + At("step-000000007") + "' is of another run"));
   }
   EXPECT_EQ(Found(), "step-000000007");
   EXPECT_EQ(Rests(), 0);
@@ -137,8 +136,8 @@ TEST_F(FolderTest, AnUnreadableCheckpointIsNotReplaced) {
   newer.replace(newer.find("\"version\": 1"), 12, "\"version\": 2");
   const auto refused = [&] {
     const absl::Status status = Save(7, /*keep=*/0, "a");
-    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
-    EXPECT_THAT(std::string(status.message()), HasSubstr("move that checkpoint away"));
+    EXPECT_THAT(status,
+                StatusIs(absl::StatusCode::kFailedPrecondition, "move that checkpoint away"));
     EXPECT_TRUE(fs::exists(At("step-000000007/" + RankFileName(0, 1))));
     EXPECT_EQ(Rests(), 0);
     return std::string(status.message());
@@ -161,8 +160,8 @@ TEST_F(FolderTest, StepsThatCannotBeSavedAreNamedBefore) {
   EXPECT_EQ(CheckFreeAfter(folder_, 7, 11, "a"), absl::OkStatus());
   EXPECT_EQ(CheckFreeAfter(folder_, 0, 100, "b"), absl::OkStatus());
   const absl::Status taken = CheckFreeAfter(folder_, 7, 12, "a");
-  EXPECT_EQ(taken.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(taken.message()), HasSubstr("step-000000012' is of another run"));
+  EXPECT_THAT(taken,
+              StatusIs(absl::StatusCode::kFailedPrecondition, "step-000000012' is of another run"));
 }
 
 TEST_F(FolderTest, ARunThatWasLoadedGoesOnBesideItsCheckpointAlone) {
@@ -219,8 +218,7 @@ TEST_F(FolderTest, AnIncompleteCheckpointIsSkipped) {
   EXPECT_EQ(Found(), "step-000000001");
   fs::remove(At("step-000000001/manifest.json"));
   const auto none = FindCheckpoint(folder_);
-  EXPECT_EQ(none.status().code(), absl::StatusCode::kDataLoss);
-  EXPECT_THAT(std::string(none.status().message()), HasSubstr(RankFileName(0, 1)));
+  EXPECT_THAT(none.status(), StatusIs(absl::StatusCode::kDataLoss, RankFileName(0, 1)));
 }
 
 TEST_F(FolderTest, ALatestThatLeadsElsewhereIsNotFollowed) {
@@ -241,10 +239,8 @@ TEST_F(FolderTest, OneEngineOfAProcessSavesAtATime) {
   for (const std::string& path :
        {folder_, folder_ + "/.", folder_ + "/../" + fs::path(folder_).filename().string()}) {
     const absl::Status second = LockOf(path, others).status();
-    EXPECT_EQ(second.code(), absl::StatusCode::kFailedPrecondition);
-    EXPECT_THAT(std::string(second.message()),
-                AllOf(HasSubstr("another run saves to"), HasSubstr("an engine of this process"),
-                      HasSubstr("give each run a folder of its own")));
+    EXPECT_THAT(second, StatusIs(absl::StatusCode::kFailedPrecondition, "another run saves to",
+                                 "an engine of this process", "give each run a folder of its own"));
   }
   EXPECT_TRUE(LockOf(folder_, held).ok());
   EXPECT_EQ(held.size(), 1u);
@@ -275,10 +271,8 @@ TEST_F(FolderTest, TheProcessThatHoldsTheLockIsNamedAndADeadOneHoldsNone) {
   fs::create_directory(folder_);
   const pid_t holder = LockInAnotherProcess(folder_);
   const absl::Status refused = FolderLock::Take(folder_).status();
-  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(refused.message()),
-              AllOf(HasSubstr("'" + folder_ + "'"),
-                    HasSubstr("process " + std::to_string(holder) + " on host ")));
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kFailedPrecondition, "'" + folder_ + "'",
+                                "process " + std::to_string(holder) + " on host "));
   kill(holder, SIGKILL);
   waitpid(holder, nullptr, 0);
   EXPECT_TRUE(FolderLock::Take(folder_).ok());
@@ -329,10 +323,8 @@ TEST_F(FolderTest, ARunThatWasLoadedBeforeAnotherOneSavedIsRefused) {
   // Also if that one has removed the checkpoint, but not if the folder was emptied.
   fs::remove_all(At("step-000000007"));
   const absl::Status refused = RunIn(folder_, loaded).status();
-  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(
-      std::string(refused.message()),
-      AllOf(HasSubstr("another run has saved to '" + folder_), HasSubstr("load the newest")));
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kFailedPrecondition,
+                                "another run has saved to '" + folder_, "load the newest"));
   fs::remove(At(".lock"));
   EXPECT_EQ(RunIn(folder_, loaded).value_or(""), "a");
 }
@@ -352,8 +344,8 @@ TEST_F(FolderTest, TheRemainsOfAKilledRunAreRemoved) {
 TEST_F(FolderTest, AFolderThatMayNotBeWrittenIsNamed) {
   const auto begun = NewCheckpoint::Begin("/proc/ebb/checkpoints", 1);
   EXPECT_FALSE(begun.ok());
-  EXPECT_THAT(std::string(begun.status().message()), HasSubstr("/proc/ebb"));
+  EXPECT_THAT(begun.status(), Says("/proc/ebb"));
 }
 
 }  // namespace
-}  // namespace ebb::folder_test
+}  // namespace ebb::testing::folder_test

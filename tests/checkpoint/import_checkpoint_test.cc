@@ -16,11 +16,11 @@
 #include "ebb/runtime/checkpoint/safetensors.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "tests/engine/scripted.h"
+#include "tests/status.h"
 
 namespace ebb::testing::import_checkpoint_test {
 namespace {
 
-using ::testing::HasSubstr;
 namespace fs = std::filesystem;
 
 constexpr int64_t kElements = 4;
@@ -85,15 +85,13 @@ TEST_F(ImportCheckpointTest, BytesAreNoNumbersAndNumbersAreNoBytes) {
   Add("w", "U8", kElements);
   absl::Status status = WithEngine(
       DType::kBFloat16, [&](Engine& engine) { return ImportParameters(engine, Write()); });
-  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
-  EXPECT_THAT(std::string(status.message()),
-              HasSubstr("'w' is bytes there and numbers in the model"));
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kFailedPrecondition,
+                               "'w' is bytes there and numbers in the model"));
   header_ = {};
   Add("w", "F32", kElements);
   status =
       WithEngine(DType::kInt8, [&](Engine& engine) { return ImportParameters(engine, Write()); });
-  EXPECT_THAT(std::string(status.message()),
-              HasSubstr("'w' is numbers there and bytes in the model"));
+  EXPECT_THAT(status, Says("'w' is numbers there and bytes in the model"));
 }
 
 TEST_F(ImportCheckpointTest, BytesAreParametersOfBytes) {
@@ -109,10 +107,9 @@ TEST_F(ImportCheckpointTest, BuffersThatTheModelLacksAreSkipped) {
   Add("w", "F32", kElements);
   Add("mask", "U8", 9);
   Add("unfilled", "U8", 0);
-  const auto imported = Import();
-  ASSERT_TRUE(imported.ok()) << imported.status();
+  ASSERT_OK_AND_ASSIGN(const auto imported, Import());
   const absl::Status status = WithEngine(std::nullopt, [&](Engine& engine) -> absl::Status {
-    EBB_RETURN_IF_ERROR(LoadCheckpoint(engine, *imported, {.states = false}).status());
+    EBB_RETURN_IF_ERROR(LoadCheckpoint(engine, imported, {.states = false}).status());
     return ExpectZeros(engine);
   });
   EXPECT_TRUE(status.ok()) << status;
@@ -121,17 +118,16 @@ TEST_F(ImportCheckpointTest, BuffersThatTheModelLacksAreSkipped) {
 TEST_F(ImportCheckpointTest, NumbersThatTheModelLacksAreNamed) {
   Add("w", "F32", kElements);
   Add("more", "F32", 9);
-  const auto imported = Import();
-  ASSERT_TRUE(imported.ok()) << imported.status();
+  ASSERT_OK_AND_ASSIGN(const auto imported, Import());
   const absl::Status status = WithEngine(
-      std::nullopt, [&](Engine& engine) { return LoadCheckpoint(engine, *imported).status(); });
-  EXPECT_THAT(std::string(status.message()), HasSubstr("it has 'more', which the model lacks"));
+      std::nullopt, [&](Engine& engine) { return LoadCheckpoint(engine, imported).status(); });
+  EXPECT_THAT(status, Says("it has 'more', which the model lacks"));
 }
 
 TEST_F(ImportCheckpointTest, NumbersWithoutElementsAreRefused) {
   Add("w", "F32", kElements);
   Add("none", "F32", 0);
-  EXPECT_THAT(std::string(Import().status().message()), HasSubstr("has no elements"));
+  EXPECT_THAT(Import().status(), Says("has no elements"));
 }
 
 }  // namespace

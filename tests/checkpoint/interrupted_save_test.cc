@@ -15,12 +15,11 @@
 #include "ebb/runtime/checkpoint/manifest.h"
 #include "save_fault_fixture.h"
 #include "tests/comm/processes.h"
+#include "tests/status.h"
 
 namespace ebb::testing::interrupted_save_test {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 class InterruptedSaveTest : public SaveFaultTest {
@@ -76,16 +75,14 @@ TEST_P(KilledSaveTest, LeavesAWholeCheckpointAtEachCall) {
           kSmall);
     });
     ASSERT_EQ(ReadAll(folder_), absl::OkStatus());
-    const absl::StatusOr<Manifest> manifest = ReadManifest(*FindCheckpoint(folder_));
-    ASSERT_TRUE(manifest.ok()) << manifest.status();
-    steps = static_cast<int>(manifest->state.finished_steps);
+    ASSERT_OK_AND_ASSIGN(const Manifest manifest, ReadManifest(*FindCheckpoint(folder_)));
+    steps = static_cast<int>(manifest.state.finished_steps);
     lives = ran.ok() && killed_at >= 0;
     if (ran.ok()) continue;
-    EXPECT_THAT(std::string(ran.message()), HasSubstr(absl::StrCat("ended with ", -SIGKILL)));
+    EXPECT_THAT(ran, Says(absl::StrCat("ended with ", -SIGKILL)));
     for (int rank = 0; rank < way.world; ++rank) {
       if (rank == kills.victim) continue;
-      EXPECT_THAT(std::string(seen.Get(rank).message()),
-                  HasSubstr(absl::StrCat("rank ", kills.victim)));
+      EXPECT_THAT(seen.Get(rank), Says(absl::StrCat("rank ", kills.victim)));
     }
   }
   EXPECT_GT(killed_at, kills.calls_min);
@@ -131,9 +128,8 @@ TEST_F(InterruptedSaveTest, AWaitOnAnotherThreadBeforeTheSaveBeginsIsAnError) {
                   EBB_ASSIGN_OR_RETURN(const SaveTicket ticket, SaveAsync(engine, folder_));
                   const auto wait = [&] { return ticket.Wait(); };
                   const absl::Status early = std::async(std::launch::async, wait).get().status();
-                  EXPECT_EQ(early.code(), absl::StatusCode::kFailedPrecondition) << early;
-                  EXPECT_THAT(std::string(early.message()),
-                              AllOf(HasSubstr(At(1)), HasSubstr("one more step")));
+                  EXPECT_THAT(early, StatusIs(absl::StatusCode::kFailedPrecondition, At(1),
+                                              "one more step"));
                   EXPECT_FALSE(std::async(std::launch::async, [&] {
                                  return ticket.Done() || ticket.Done();
                                }).get());
@@ -156,8 +152,7 @@ TEST_F(InterruptedSaveTest, ASecondSaveIsRefusedOnEveryRankIfItIsNotToWait) {
                   EBB_RETURN_IF_ERROR(Train(engine, model, rank, 0, 1));
                   EBB_ASSIGN_OR_RETURN(const SaveTicket first, SaveAsync(engine, folder_));
                   const absl::Status second = SaveAsync(engine, folder_, {.waits = false}).status();
-                  EXPECT_EQ(second.code(), absl::StatusCode::kUnavailable) << second;
-                  EXPECT_THAT(std::string(second.message()), HasSubstr(folder_));
+                  EXPECT_THAT(second, StatusIs(absl::StatusCode::kUnavailable, folder_));
                   EXPECT_FALSE(first.Done());
                   refused.count_down();
                   EXPECT_EQ(first.Wait().value_or(""), At(1));
@@ -184,8 +179,7 @@ TEST_F(InterruptedSaveTest, AnotherRunIsRefusedWhileOneSaves) {
                   EBB_RETURN_IF_ERROR(Train(engine, model, rank, 0, 1));
                   EBB_ASSIGN_OR_RETURN(const SaveTicket first, SaveAsync(engine, folder_));
                   const absl::Status other = RunWay({.world = 1}, save, kSmall);
-                  EXPECT_THAT(std::string(other.message()),
-                              HasSubstr("give each run a folder of its own"));
+                  EXPECT_THAT(other, Says("give each run a folder of its own"));
                   refused.count_down();
                   return first.Wait().status();
                 },

@@ -9,11 +9,10 @@
 #include "absl/strings/str_format.h"
 #include "ebb/optim/checksum.h"
 #include "ebb/runtime/checkpoint/json_text.h"
+#include "tests/status.h"
 
-namespace ebb::manifest_test {
+namespace ebb::testing::manifest_test {
 namespace {
-
-using ::testing::HasSubstr;
 
 Manifest Example() {
   return {.state = {.finished_steps = 12,
@@ -43,9 +42,8 @@ Manifest Example() {
 }
 
 TEST(ManifestTest, ReadsBackWhatItWrote) {
-  const auto read = ParseManifest(ToText(Example()), "manifest.json");
-  ASSERT_TRUE(read.ok()) << read.status();
-  EXPECT_EQ(*read, Example());
+  ASSERT_OK_AND_ASSIGN(const auto read, ParseManifest(ToText(Example()), "manifest.json"));
+  EXPECT_EQ(read, Example());
 }
 
 TEST(ManifestTest, AManifestWithoutARunOrAReductionGroupIsRead) {
@@ -55,9 +53,8 @@ TEST(ManifestTest, AManifestWithoutARunOrAReductionGroupIsRead) {
   const std::string text = ToText(older);
   EXPECT_EQ(text.find("\"run\""), std::string::npos);
   EXPECT_EQ(text.find("reduction_group"), std::string::npos);
-  const auto read = ParseManifest(text, "manifest.json");
-  ASSERT_TRUE(read.ok()) << read.status();
-  EXPECT_EQ(*read, older);
+  ASSERT_OK_AND_ASSIGN(const auto read, ParseManifest(text, "manifest.json"));
+  EXPECT_EQ(read, older);
 }
 
 // Parsed into a tree, such a text would take many times its size.
@@ -68,8 +65,7 @@ TEST(ManifestTest, TooManyValuesAreRefused) {
   const uint64_t checksum = optim::Checksum(std::as_bytes(std::span(text)));
   text.replace(text.find("0000"), 16, absl::StrFormat("%016x", checksum));
   const auto read = ParseManifest(text, "manifest.json");
-  EXPECT_EQ(read.status().code(), absl::StatusCode::kDataLoss);
-  EXPECT_THAT(std::string(read.status().message()), HasSubstr("has too many values"));
+  EXPECT_THAT(read.status(), StatusIs(absl::StatusCode::kDataLoss, "has too many values"));
 }
 
 // Manifests without checksums of slices, as older versions wrote them.
@@ -82,11 +78,10 @@ TEST(ManifestTest, OneWithoutSliceChecksumsIsRead) {
   text.replace(digits, 16, std::string(16, '0'));
   text.replace(digits, 16,
                absl::StrFormat("%016x", optim::Checksum(std::as_bytes(std::span(text)))));
-  const auto read = ParseManifest(text, "manifest.json");
-  ASSERT_TRUE(read.ok()) << read.status();
+  ASSERT_OK_AND_ASSIGN(const auto read, ParseManifest(text, "manifest.json"));
   Manifest older = Example();
   older.files[0].slice_checksums.clear();
-  EXPECT_EQ(*read, older);
+  EXPECT_EQ(read, older);
 }
 
 TEST(ManifestTest, OneChangedBitIsNoticedWhereverItIs) {
@@ -127,9 +122,9 @@ TEST(ManifestTest, AnotherVersionIsNamed) {
   const uint64_t checksum = optim::Checksum(std::as_bytes(std::span(text)));
   text.replace(digits, 16, absl::StrFormat("%016x", checksum));
   const auto read = ParseManifest(text, "manifest.json");
-  EXPECT_EQ(read.status().code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(read.status().message()), HasSubstr("version 2, this is version 1"));
+  EXPECT_THAT(read.status(),
+              StatusIs(absl::StatusCode::kFailedPrecondition, "version 2, this is version 1"));
 }
 
 }  // namespace
-}  // namespace ebb::manifest_test
+}  // namespace ebb::testing::manifest_test

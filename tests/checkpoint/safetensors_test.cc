@@ -8,11 +8,10 @@
 #include <vector>
 
 #include "ebb/runtime/checkpoint/rank_file.h"
+#include "tests/status.h"
 
-namespace ebb::safetensors_test {
+namespace ebb::testing::safetensors_test {
 namespace {
-
-using ::testing::HasSubstr;
 
 TEST(SafetensorsTest, ReadsBackWhatItWrote) {
   SafetensorsHeader header;
@@ -23,17 +22,17 @@ TEST(SafetensorsTest, ReadsBackWhatItWrote) {
   header.metadata = {{"key", "value"}};
   const std::string prefix = SafetensorsPrefix(header, 4096);
   ASSERT_EQ(prefix.size(), 4096u);
-  const auto read = ParseSafetensorsHeader(std::string_view(prefix).substr(8), 4096 + 14, "file");
-  ASSERT_TRUE(read.ok()) << read.status();
-  EXPECT_EQ(read->data_begin, 4096);
-  EXPECT_EQ(read->metadata, header.metadata);
-  ASSERT_EQ(read->tensors.size(), 3u);
+  ASSERT_OK_AND_ASSIGN(const auto read, ParseSafetensorsHeader(std::string_view(prefix).substr(8),
+                                                               4096 + 14, "file"));
+  EXPECT_EQ(read.data_begin, 4096);
+  EXPECT_EQ(read.metadata, header.metadata);
+  ASSERT_EQ(read.tensors.size(), 3u);
   for (size_t i = 0; i < 3; ++i) {
-    EXPECT_EQ(read->tensors[i].name, header.tensors[i].name);
-    EXPECT_EQ(read->tensors[i].dtype, header.tensors[i].dtype);
-    EXPECT_EQ(read->tensors[i].shape, header.tensors[i].shape);
-    EXPECT_EQ(read->tensors[i].begin, header.tensors[i].begin);
-    EXPECT_EQ(read->tensors[i].end, header.tensors[i].end);
+    EXPECT_EQ(read.tensors[i].name, header.tensors[i].name);
+    EXPECT_EQ(read.tensors[i].dtype, header.tensors[i].dtype);
+    EXPECT_EQ(read.tensors[i].shape, header.tensors[i].shape);
+    EXPECT_EQ(read.tensors[i].begin, header.tensors[i].begin);
+    EXPECT_EQ(read.tensors[i].end, header.tensors[i].end);
   }
 }
 
@@ -51,7 +50,7 @@ TEST(SafetensorsTest, ReadsHeadersWithDtypesOfTorchAlone) {
   EXPECT_EQ(parse("C64", "[3]", 24), absl::OkStatus());
   EXPECT_EQ(parse("F4", "[3, 2]", 3), absl::OkStatus());
   EXPECT_EQ(parse("F6_E2M3", "[4]", 3), absl::OkStatus());
-  EXPECT_THAT(std::string(parse("F4", "[3]", 2).message()), HasSubstr("do not fill whole bytes"));
+  EXPECT_THAT(parse("F4", "[3]", 2), Says("do not fill whole bytes"));
 }
 
 struct Wrong {
@@ -109,9 +108,8 @@ TEST(SafetensorsTest, ABrokenHeaderIsRefusedWithAReason) {
     const std::string_view text = wrong.text;
     const auto read =
         ParseSafetensorsHeader(text, static_cast<int64_t>(text.size()) + 8 + 4, "some file");
-    EXPECT_EQ(read.status().code(), absl::StatusCode::kDataLoss) << text.substr(0, 200);
-    EXPECT_THAT(std::string(read.status().message()), HasSubstr(wrong.said)) << text.substr(0, 200);
-    EXPECT_THAT(std::string(read.status().message()), HasSubstr("'some file'"));
+    EXPECT_THAT(read.status(), StatusIs(absl::StatusCode::kDataLoss, wrong.said, "'some file'"))
+        << text.substr(0, 200);
   }
 }
 
@@ -128,7 +126,7 @@ TEST(SafetensorsTest, ATensorHasAtMost64Dimensions) {
     return ParseSafetensorsHeader(text, static_cast<int64_t>(text.size()) + 8 + 1, "file").status();
   };
   EXPECT_EQ(parse(64), absl::OkStatus());
-  EXPECT_THAT(std::string(parse(65).message()), HasSubstr("its shape is not a list of sizes"));
+  EXPECT_THAT(parse(65), Says("its shape is not a list of sizes"));
 }
 
 TEST(SafetensorsTest, TheNumberOfEntriesIsLimited) {
@@ -137,7 +135,7 @@ TEST(SafetensorsTest, TheNumberOfEntriesIsLimited) {
     text += (i == 0 ? "\"" : ",\"") + std::to_string(i) + "\":\"\"";
   text += "}}";
   const auto read = ParseSafetensorsHeader(text, static_cast<int64_t>(text.size()) + 8, "file");
-  EXPECT_THAT(std::string(read.status().message()), HasSubstr("more than 1048576 entries"));
+  EXPECT_THAT(read.status(), Says("more than 1048576 entries"));
 }
 
 TEST(SliceNameTest, IsReadAsItWasWritten) {
@@ -158,4 +156,4 @@ TEST(SliceNameTest, IsReadAsItWasWritten) {
 }
 
 }  // namespace
-}  // namespace ebb::safetensors_test
+}  // namespace ebb::testing::safetensors_test

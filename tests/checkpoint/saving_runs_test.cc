@@ -14,14 +14,13 @@
 #include "ebb/runtime/checkpoint/rank_file.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "save_fault_fixture.h"
+#include "tests/status.h"
 #include "way.h"
 
 namespace ebb::testing::saving_runs_test {
 namespace {
 
-using ::testing::AllOf;
 using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 namespace fs = std::filesystem;
 
 class SavingRunsTest : public SaveFaultTest {};
@@ -61,8 +60,8 @@ TEST_F(SavingRunsTest, InAStepAnErrorNamesTheCall) {
   ASSERT_EQ(RunWay({.world = 1},
                    [&](Engine& engine, ToyModel&, int) -> absl::Status {
                      const Step step = engine.BeginStep();
-                     EXPECT_THAT(std::string(SaveCheckpoint(engine, folder_).status().message()),
-                                 HasSubstr("SaveCheckpoint while a Step or Evaluation"));
+                     EXPECT_THAT(SaveCheckpoint(engine, folder_).status(),
+                                 Says("SaveCheckpoint while a Step or Evaluation"));
                      EXPECT_EQ(LoadCheckpoint(engine, folder_).status().message(),
                                "LoadCheckpoint while a Step or Evaluation of the engine is alive: "
                                "finish or drop it first");
@@ -88,8 +87,7 @@ TEST_F(SavingRunsTest, OfTwoRunsThatResumeFromOneFolderOnlyTheFirstSaves) {
                    }),
             absl::OkStatus());
   const auto expect_refused = [](const absl::Status& status, const char* said) {
-    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
-    EXPECT_THAT(std::string(status.message()), HasSubstr(said));
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kFailedPrecondition, said));
     return absl::OkStatus();
   };
   // The second one runs beside the first, and loses it at its first save and before.
@@ -173,8 +171,7 @@ TEST_F(SavingRunsTest, AFileBeyondTheLimitOfItsSizeIsAnErrorAndTheOlderOneStays)
                      setrlimit(RLIMIT_FSIZE, &less);
                      const absl::Status status = SaveCheckpoint(engine, folder_).status();
                      setrlimit(RLIMIT_FSIZE, &old);
-                     EXPECT_THAT(std::string(status.message()),
-                                 AllOf(HasSubstr("rank-00000"), HasSubstr("ulimit -f")));
+                     EXPECT_THAT(status, Says("rank-00000", "ulimit -f"));
                      EXPECT_THAT(*CheckpointsIn(folder_), ElementsAre("step-000000001"));
                      return SaveCheckpoint(engine, folder_).status();
                    }),

@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "tests/status.h"
+
 namespace ebb::stored_values_test {
 namespace {
 

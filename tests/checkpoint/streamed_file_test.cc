@@ -15,6 +15,7 @@
 #include "ebb/runtime/checkpoint/file_access.h"
 #include "ebb/runtime/checkpoint/read_ahead.h"
 #include "tests/offload/scratch.h"
+#include "tests/status.h"
 
 namespace ebb::testing::streamed_file_test {
 namespace {
@@ -40,18 +41,17 @@ class StreamedFileTest : public ::testing::TestWithParam<Way> {
   }
   // In pieces of up to 3 MiB.
   void Write(const std::string& path, int64_t begin, std::span<const std::byte> data) {
-    auto file = StreamedFile::Create(path, GetParam().backend);
-    ASSERT_TRUE(file.ok()) << file.status();
-    file->Expect(begin, begin + std::ssize(data));
+    ASSERT_OK_AND_ASSIGN(auto file, StreamedFile::Create(path, GetParam().backend));
+    file.Expect(begin, begin + std::ssize(data));
     std::mt19937 random(static_cast<unsigned>(data.size()));
     while (!data.empty()) {
       const size_t piece = std::min<size_t>(data.size(), 1 + random() % (3 << 20));
-      ASSERT_TRUE(file->Append(data.first(piece)).ok());
+      ASSERT_TRUE(file.Append(data.first(piece)).ok());
       data = data.subspan(piece);
     }
     const std::vector<std::byte> prefix = Bytes(begin);
-    ASSERT_TRUE(file->WriteAt(0, prefix).ok());
-    ASSERT_TRUE(file->Sync().ok());
+    ASSERT_TRUE(file.WriteAt(0, prefix).ok());
+    ASSERT_TRUE(file.Sync().ok());
   }
 
   const Scratch scratch_ = GetParam().in_memory ? Scratch("/dev/shm") : Scratch();
@@ -73,12 +73,11 @@ TEST_P(StreamedFileTest, HoldsTheAppendedBytes) {
       const std::vector<std::byte> data = Bytes(bytes);
       Write(path, begin, data);
       ASSERT_EQ(static_cast<int64_t>(std::filesystem::file_size(path)), begin + bytes);
-      auto file = OpenToRead(path);
-      ASSERT_TRUE(file.ok());
+      ASSERT_OK_AND_ASSIGN(auto file, OpenToRead(path));
       std::vector<std::byte> prefix(static_cast<size_t>(begin)), found(data.size());
-      ASSERT_TRUE(ReadAt(file->get(), path, 0, prefix).ok());
+      ASSERT_TRUE(ReadAt(file.get(), path, 0, prefix).ok());
       EXPECT_TRUE(prefix == Bytes(begin));
-      ASSERT_TRUE(ReadAt(file->get(), path, begin, found).ok());
+      ASSERT_TRUE(ReadAt(file.get(), path, begin, found).ok());
       EXPECT_TRUE(found == data);
     }
   }
@@ -104,14 +103,12 @@ TEST_P(StreamedFileTest, IsReadAheadInAnyOrder) {
         i % 3 == 0 ? most : 1 + static_cast<int64_t>(random() % static_cast<uint64_t>(most));
     ranges.push_back({.file = file, .at = at, .bytes = bytes});
   }
-  auto ahead = ReadAhead::Open(paths, ranges, GetParam().backend);
-  ASSERT_TRUE(ahead.ok()) << ahead.status();
+  ASSERT_OK_AND_ASSIGN(auto ahead, ReadAhead::Open(paths, ranges, GetParam().backend));
   for (const auto& [file, at, bytes] : ranges) {
-    const auto shown = (*ahead)->Next();
-    ASSERT_TRUE(shown.ok()) << shown.status();
+    ASSERT_OK_AND_ASSIGN(const auto shown, ahead->Next());
     EXPECT_TRUE(std::ranges::equal(
-        *shown, std::span(data[static_cast<size_t>(file)])
-                    .subspan(static_cast<size_t>(at), static_cast<size_t>(bytes))));
+        shown, std::span(data[static_cast<size_t>(file)])
+                   .subspan(static_cast<size_t>(at), static_cast<size_t>(bytes))));
   }
 }
 
@@ -122,13 +119,12 @@ TEST_P(StreamedFileTest, NoFileToReadAheadIsAnError) {
 
 TEST_P(StreamedFileTest, AnErrorOfAReadNamesTheFile) {
   Write(Path("short"), 0, Bytes(2 * kSlot));
-  auto ahead = ReadAhead::Open(
-      {Path("short")},
-      {{.file = 0, .at = 0, .bytes = kSlot}, {.file = 0, .at = 2 * kSlot - 10, .bytes = 20}},
-      GetParam().backend);
-  ASSERT_TRUE(ahead.ok()) << ahead.status();
-  EXPECT_TRUE((*ahead)->Next().ok());
-  const absl::Status cut = (*ahead)->Next().status();
+  ASSERT_OK_AND_ASSIGN(auto ahead, ReadAhead::Open({Path("short")},
+                                                   {{.file = 0, .at = 0, .bytes = kSlot},
+                                                    {.file = 0, .at = 2 * kSlot - 10, .bytes = 20}},
+                                                   GetParam().backend));
+  EXPECT_TRUE(ahead->Next().ok());
+  const absl::Status cut = ahead->Next().status();
   EXPECT_TRUE(absl::IsDataLoss(cut)) << cut;
   EXPECT_NE(cut.message().find("short' ends at byte"), std::string::npos) << cut;
 }

@@ -19,13 +19,8 @@
 #include "ebb/runtime/device/device.h"
 #include "processes.h"
 
-namespace ebb::communicator_test {
+namespace ebb::testing::communicator_test {
 namespace {
-
-using ebb::testing::Backend;
-using ebb::testing::Backends;
-using ebb::testing::Shared;
-using ebb::testing::Signal;
 
 class CommunicatorTest : public ::testing::TestWithParam<Backend> {};
 
@@ -182,7 +177,7 @@ TEST_P(CommunicatorTest, OperationsAllocateNothing) {
       if (round == 1) {  // the first round may set up thread-local storage
         EBB_RETURN_IF_ERROR(communicator.Barrier(stream));
         stream.WaitIdle();
-        before = ebb::testing::Allocations();
+        before = Allocations();
         EBB_RETURN_IF_ERROR(communicator.Barrier(stream));
       }
       EBB_RETURN_IF_ERROR(communicator.AllGather(stream, spans, DType::kFloat32));
@@ -197,7 +192,7 @@ TEST_P(CommunicatorTest, OperationsAllocateNothing) {
     }
     EBB_RETURN_IF_ERROR(communicator.Barrier(stream));
     stream.WaitIdle();
-    if (world.rank() == 0) allocated->store(ebb::testing::Allocations() - before);
+    if (world.rank() == 0) allocated->store(Allocations() - before);
     EBB_RETURN_IF_ERROR(communicator.Barrier(stream));
     stream.WaitIdle();
     return communicator.status();
@@ -249,4 +244,4 @@ INSTANTIATE_TEST_SUITE_P(Backends, CommunicatorTest, ::testing::ValuesIn(Backend
                          [](const auto& test) { return test.param.name; });
 
 }  // namespace
-}  // namespace ebb::communicator_test
+}  // namespace ebb::testing::communicator_test

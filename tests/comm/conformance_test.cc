@@ -12,13 +12,8 @@
 #include "ebb/runtime/device/device.h"
 #include "numbers.h"
 
-namespace ebb::conformance_test {
+namespace ebb::testing::conformance_test {
 namespace {
-
-using ebb::testing::Backend;
-using ebb::testing::Backends;
-using ebb::testing::Numbers;
-using ebb::testing::ReduceReference;
 
 const std::vector<int64_t> kCounts = {515, 0, 1, 77};  // of the spans of one group
 
@@ -301,4 +296,4 @@ INSTANTIATE_TEST_SUITE_P(LargeWorlds, CommunicatorConformance, ::testing::Values
                          TestName);
 
 }  // namespace
-}  // namespace ebb::conformance_test
+}  // namespace ebb::testing::conformance_test

@@ -5,17 +5,12 @@
 
 #include "ebb/runtime/config/status_macros.h"
 #include "failing_ranks.h"
+#include "tests/status.h"
 
-namespace ebb::creation_failure_test {
+namespace ebb::testing::creation_failure_test {
 namespace {
 
-using ebb::testing::After;
-using ebb::testing::Backends;
-using ebb::testing::FailingRanks;
-using ebb::testing::Message;
-using ebb::testing::Signal;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
+using ::testing::Each;
 
 constexpr DType kType = DType::kFloat32;
 
@@ -29,8 +24,8 @@ TEST_P(CreationFailureTest, CreationDoesNotWaitForARankThatHasLeftOrFailed) {
     world.rank() == 0 ? seen_by_rank_2.Wait() : seen_by_rank_2.Set();  // else rank 0 leaves, too
     return status;
   });
-  EXPECT_THAT(Message(left[0]), HasSubstr("rank 1 has left"));
-  EXPECT_THAT(Message(left[2]), HasSubstr("rank 1 has left"));
+  EXPECT_THAT(left[0], Says("rank 1 has left"));
+  EXPECT_THAT(left[2], Says("rank 1 has left"));
 
   const auto failed = Seen(3, [](World& world) -> absl::Status {
     if (world.rank() == 1) world.Fail(absl::InternalError("broken"));
@@ -48,10 +43,7 @@ TEST_P(CreationFailureTest, CreationFailsIfARankIsLate) {
     late.Set();
     return status;
   });
-  for (const absl::Status& status : seen) {
-    EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
-    EXPECT_THAT(Message(status), AllOf(HasSubstr("'gather'"), HasSubstr("rank 1")));
-  }
+  EXPECT_THAT(seen, Each(StatusIs(absl::StatusCode::kDeadlineExceeded, "'gather'", "rank 1")));
 }
 
 TEST_P(CreationFailureTest,
@@ -59,8 +51,8 @@ TEST_P(CreationFailureTest,
   const auto seen = Seen(2, [](World& world) -> absl::Status {
     const absl::Status different =
         world.NewCommunicator({.name = world.rank() == 0 ? "a" : "b"}).status();
-    EXPECT_EQ(different.code(), absl::StatusCode::kFailedPrecondition);
-    EXPECT_THAT(Message(different), AllOf(HasSubstr("rank 0 'a'"), HasSubstr("rank 1 'b'")));
+    EXPECT_THAT(different,
+                StatusIs(absl::StatusCode::kFailedPrecondition, "rank 0 'a'", "rank 1 'b'"));
     for (const int group : {-1, 3, 4}) {
       const absl::Status impossible = world.NewCommunicator({.reduction_group = group}).status();
       EXPECT_EQ(impossible.code(), absl::StatusCode::kInvalidArgument);
@@ -103,7 +95,7 @@ TEST_P(CreationFailureTest, LeavingAPartIsReportedToItsRanksAlone) {
     return pair.status();
   });
   EXPECT_TRUE(seen[3].ok()) << seen[3];
-  EXPECT_THAT(Message(seen[2]), HasSubstr("rank 1 (world rank 3) has left communicator 'pair'"));
+  EXPECT_THAT(seen[2], Says("rank 1 (world rank 3) has left communicator 'pair'"));
   for (const size_t rank : {0, 1}) {
     // Rank 2's failure may be the world's.
     if (GetParam().fails_as_a_whole && seen[rank] == seen[2]) continue;
@@ -119,11 +111,11 @@ TEST_P(CreationFailureTest, CommunicatorsOfPartsAreNamed) {
     return named.status();
   });
   for (size_t rank = 0; rank < 4; ++rank)
-    EXPECT_THAT(Message(seen[rank]), HasSubstr("communicator 'half': broken"));
+    EXPECT_THAT(seen[rank], Says("communicator 'half': broken"));
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, CreationFailureTest, ::testing::ValuesIn(Backends()),
                          [](const auto& test) { return test.param.name; });
 
 }  // namespace
-}  // namespace ebb::creation_failure_test
+}  // namespace ebb::testing::creation_failure_test

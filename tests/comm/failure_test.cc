@@ -23,18 +23,15 @@
 #include "ebb/runtime/device/device.h"
 #include "ebb/runtime/trace/log.h"
 #include "failing_ranks.h"
+#include "tests/status.h"
 
-namespace ebb::failure_test {
+namespace ebb::testing::failure_test {
 namespace {
 
-using ebb::testing::After;
-using ebb::testing::Backends;
-using ebb::testing::FailingRanks;
-using ebb::testing::Message;
-using ebb::testing::Signal;
 using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::ContainsRegex;
+using ::testing::Each;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -66,9 +63,8 @@ TEST_P(FailureTest, ARankThatReturnsHasLeftAndIsNamed) {
   });
   EXPECT_TRUE(seen[1].ok()) << seen[1];
   for (const int rank : {0, 2}) {
-    EXPECT_EQ(seen[static_cast<size_t>(rank)].code(), absl::StatusCode::kUnavailable);
-    EXPECT_THAT(Message(seen[static_cast<size_t>(rank)]),
-                AllOf(HasSubstr("rank 1 has left"), HasSubstr("gather")));
+    EXPECT_THAT(seen[static_cast<size_t>(rank)],
+                StatusIs(absl::StatusCode::kUnavailable, "rank 1 has left", "gather"));
   }
 }
 
@@ -135,11 +131,8 @@ TEST_P(FailureTest, AbortFromAnotherThreadEndsWaits) {
     EBB_RETURN_IF_ERROR(communicator.Barrier(stream));  // it does nothing
     return communicator.status();
   });
-  for (const absl::Status& status : seen) {
-    EXPECT_EQ(status.code(), absl::StatusCode::kCancelled);
-    EXPECT_THAT(Message(status),
-                AllOf(HasSubstr("rank 0"), HasSubstr("'gather'"), HasSubstr("interrupted")));
-  }
+  EXPECT_THAT(seen,
+              Each(StatusIs(absl::StatusCode::kCancelled, "rank 0", "'gather'", "interrupted")));
 }
 
 // A rank never sees what a failed rank does after its failure before it sees the failure.
@@ -165,10 +158,7 @@ TEST_P(FailureTest, ARankThatMeetsAFailedRankKnowsOfTheFailure) {
       }
       return absl::OkStatus();
     });
-    for (const absl::Status& status : seen) {
-      EXPECT_THAT(Message(status), AllOf(HasSubstr("rank 2"), HasSubstr("'aborted'"),
-                                         HasSubstr("the disk is gone")));
-    }
+    EXPECT_THAT(seen, Each(Says("rank 2", "'aborted'", "the disk is gone")));
   }
 }
 
@@ -408,10 +398,8 @@ TEST_P(FailureTest, DifferentCallsOutsideOfTheWorldAreAnErrorAtOnce) {
     return failure.get();
   });
   if (absl::IsUnimplemented(seen[0])) GTEST_SKIP() << "these worlds do not compare calls";
-  for (const absl::Status& status : seen) {
-    EXPECT_THAT(Message(status), HasSubstr("ranks do different things with the engine 'policy': "
-                                           "rank 2 began an evaluation where rank "));
-  }
+  EXPECT_THAT(seen, Each(Says("ranks do different things with the engine 'policy': "
+                              "rank 2 began an evaluation where rank ")));
 }
 
 TEST_P(FailureTest, PeerThatDoesNotComeInTimeIsNamed) {
@@ -454,13 +442,13 @@ TEST_P(FailureTest, PeerThatHasLeftIsNamed) {
       return communicator.Receive(s, {&span, 1}, kType, 1);
     });
   });
-  EXPECT_THAT(Message(seen[0]), HasSubstr("rank 1 has left"));
+  EXPECT_THAT(seen[0], Says("rank 1 has left"));
 }
 
 // Operations on memory that is freed as soon as they have ended, while ranks fail in all ways at
 // random times.
 TEST_P(FailureTest, NoMemoryIsTouchedAfterItsOperationHasEnded) {
-  const uint64_t seed = ebb::testing::RandomSeed();
+  const uint64_t seed = RandomSeed();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937_64 random(seed);
   for (int round = 0; round < 60; ++round) {
@@ -490,8 +478,7 @@ TEST_P(FailureTest, NoMemoryIsTouchedAfterItsOperationHasEnded) {
     });
     for (int rank = 0; rank < ranks; ++rank) {
       if (rank == culprit && way == 0) continue;
-      EXPECT_THAT(Message(seen[static_cast<size_t>(rank)]),
-                  HasSubstr("rank " + std::to_string(culprit)));
+      EXPECT_THAT(seen[static_cast<size_t>(rank)], Says("rank " + std::to_string(culprit)));
     }
   }
 }
@@ -500,4 +487,4 @@ INSTANTIATE_TEST_SUITE_P(Backends, FailureTest, ::testing::ValuesIn(Backends()),
                          [](const auto& test) { return test.param.name; });
 
 }  // namespace
-}  // namespace ebb::failure_test
+}  // namespace ebb::testing::failure_test

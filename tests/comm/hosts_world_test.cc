@@ -17,11 +17,13 @@
 #include "ebb/runtime/comm/rendezvous/store_group.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "processes.h"
+#include "tests/status.h"
 
-namespace ebb::hosts_world_test {
+namespace ebb::testing::hosts_world_test {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::Each;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -42,7 +44,7 @@ absl::Status RunRank(const std::string& name, int rank, int ranks, const Body& b
 
 // The result of each rank, which is a thread.
 std::vector<absl::Status> OnThreads(int ranks, const Body& body) {
-  const std::string name = ebb::testing::NewMeetingName();
+  const std::string name = NewMeetingName();
   std::vector<absl::Status> seen(static_cast<size_t>(ranks));
   std::vector<std::thread> threads;
   for (int rank = 0; rank < ranks; ++rank) {
@@ -92,10 +94,7 @@ TEST(HostsWorld, CommunicatorsForTheCpuAreRefusedOnEveryRank) {
     EXPECT_EQ(World(world).MeetOnHost(), absl::OkStatus());  // there is no way to meet
     return world->NewCommunicator({.name = "all"}).status();
   });
-  for (const absl::Status& status : seen) {
-    EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
-    EXPECT_THAT(Message(status), HasSubstr("need MPI"));
-  }
+  EXPECT_THAT(seen, Each(StatusIs(absl::StatusCode::kUnimplemented, "need MPI")));
 }
 
 TEST(HostsWorld, DifferentCallsAreAnErrorOnAllRanks) {
@@ -109,10 +108,8 @@ TEST(HostsWorld, DifferentCallsAreAnErrorOnAllRanks) {
     (*world->bootstrap())->store().SendCalls();
     return ear.Wait();
   });
-  for (const absl::Status& status : seen) {
-    EXPECT_THAT(Message(status), HasSubstr("ranks do different things with the engine 'policy': "
-                                           "rank 3 began an evaluation where rank "));
-  }
+  EXPECT_THAT(seen, Each(Says("ranks do different things with the engine 'policy': "
+                              "rank 3 began an evaluation where rank ")));
 }
 
 class OneRank : public ::testing::TestWithParam<int> {};
@@ -123,11 +120,9 @@ TEST_P(OneRank, ThatDoesNotComeIsNamedOnAllOthers) {
     if (world->rank() == GetParam()) return ear.Wait();
     return (*world->bootstrap())->AllGather("", 0.2).status();
   });
-  for (const absl::Status& status : seen) {
-    EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
-    EXPECT_THAT(Message(status), AllOf(HasSubstr("for rank " + std::to_string(GetParam()) + " ("),
-                                       HasSubstr("on host '"), HasSubstr("0.2 s")));
-  }
+  EXPECT_THAT(
+      seen, Each(StatusIs(absl::StatusCode::kDeadlineExceeded,
+                          "for rank " + std::to_string(GetParam()) + " (", "on host '", "0.2 s")));
 }
 
 TEST_P(OneRank, ThatFailsIsReportedToAll) {
@@ -144,9 +139,9 @@ TEST_P(OneRank, ThatFailsIsReportedToAll) {
 }
 
 TEST_P(OneRank, ThatIsKilledIsNoticedByAll) {
-  const std::string name = ebb::testing::NewMeetingName();
-  ebb::testing::Results results;
-  ebb::testing::Fork(3, [&](int rank) {
+  const std::string name = NewMeetingName();
+  Results results;
+  Fork(3, [&](int rank) {
     results.Set(rank, RunRank(name, rank, 3, [](const Backend& world) -> absl::Status {
                   Ear ear(*world);
                   EBB_RETURN_IF_ERROR((*world->bootstrap())->AllGather("", 60).status());
@@ -157,9 +152,8 @@ TEST_P(OneRank, ThatIsKilledIsNoticedByAll) {
   });
   for (int rank = 0; rank < 3; ++rank) {
     if (rank == GetParam()) continue;
-    EXPECT_THAT(Message(results.Get(rank)),
-                AllOf(HasSubstr("rank " + std::to_string(GetParam()) + " ("),
-                      HasSubstr("on host '"), HasSubstr("has died")));
+    EXPECT_THAT(results.Get(rank),
+                Says("rank " + std::to_string(GetParam()) + " (", "on host '", "has died"));
   }
 }
 
@@ -205,15 +199,14 @@ TEST(HostsWorld, RanksGoOnWithoutRankZero) {
   parts[0].reset();
   stores[0].reset();
   on_ranks(1, [&](size_t rank) {
-    const auto all = parts[rank]->AllGather(std::to_string(rank), 60);
-    ASSERT_TRUE(all.ok()) << all.status();
-    EXPECT_EQ(*all, (std::vector<std::string>{"1", "2", "3"}));
+    ASSERT_OK_AND_ASSIGN(const auto all, parts[rank]->AllGather(std::to_string(rank), 60));
+    EXPECT_EQ(all, (std::vector<std::string>{"1", "2", "3"}));
     EXPECT_EQ((*parts[rank]->Form({.options = {}}))->size(), 3);
   });
   // Work that needs rank 0 learns that it has left.
   on_ranks(1, [&](size_t rank) {
     const absl::Status left = StoreGroup(stores[rank]).Form({.options = {.name = "all"}}).status();
-    EXPECT_THAT(Message(left), HasSubstr("rank 0 has left"));
+    EXPECT_THAT(left, Says("rank 0 has left"));
   });
   // The others learn of a rank that fails.
   Ear ear(*std::make_shared<HostsRank>(parts[1]));
@@ -239,8 +232,8 @@ TEST(HostsWorld, MayBeDestroyedByTheListenerOfAFailure) {
     });
     return end.get();
   });
-  for (const absl::Status& status : seen) EXPECT_THAT(Message(status), HasSubstr("disk"));
+  EXPECT_THAT(seen, Each(Says("disk")));
 }
 
 }  // namespace
-}  // namespace ebb::hosts_world_test
+}  // namespace ebb::testing::hosts_world_test

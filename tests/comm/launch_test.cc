@@ -8,10 +8,11 @@
 #include <string>
 #include <vector>
 
-namespace ebb::launch_test {
+#include "tests/status.h"
+
+namespace ebb::testing::launch_test {
 namespace {
 
-using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
 template <class Parameter>
@@ -36,16 +37,15 @@ class LaunchTest : public ::testing::TestWithParam<Understood> {};
 
 TEST_P(LaunchTest, IsUnderstood) {
   const Understood& expected = GetParam();
-  const absl::StatusOr<std::optional<Launch>> launch = DescribeLaunch(expected.environment);
-  ASSERT_TRUE(launch.ok()) << launch.status();
-  ASSERT_TRUE(launch->has_value());
-  EXPECT_EQ((*launch)->launcher, expected.launcher);
-  EXPECT_EQ((*launch)->rank, expected.rank);
-  EXPECT_EQ((*launch)->size, expected.size);
-  EXPECT_EQ((*launch)->one_host, expected.one_host);
-  EXPECT_EQ((*launch)->place.has_value(), !expected.place.empty());
-  if ((*launch)->place.has_value()) {
-    EXPECT_THAT(Describe(*(*launch)->place), StartsWith(expected.place));
+  ASSERT_OK_AND_ASSIGN(const std::optional<Launch> launch, DescribeLaunch(expected.environment));
+  ASSERT_TRUE(launch.has_value());
+  EXPECT_EQ(launch->launcher, expected.launcher);
+  EXPECT_EQ(launch->rank, expected.rank);
+  EXPECT_EQ(launch->size, expected.size);
+  EXPECT_EQ(launch->one_host, expected.one_host);
+  EXPECT_EQ(launch->place.has_value(), !expected.place.empty());
+  if (launch->place.has_value()) {
+    EXPECT_THAT(Describe(*launch->place), StartsWith(expected.place));
   }
 }
 
@@ -217,10 +217,10 @@ TEST(Launch, RanksOfOneJobMeetAtOnePlaceAndThoseOfAnotherElsewhere) {
     std::set<std::string> places;
     for (const char* step : {"0", "1", "2"}) {
       for (const char* rank : {"0", "7"}) {
-        const auto launch =
-            DescribeLaunch(With(slurm, {{"SLURM_PROCID", rank}, {"SLURM_STEP_ID", step}}));
-        ASSERT_TRUE(launch.ok()) << launch.status();
-        places.insert(Describe(*(*launch)->place));
+        ASSERT_OK_AND_ASSIGN(
+            const auto launch,
+            DescribeLaunch(With(slurm, {{"SLURM_PROCID", rank}, {"SLURM_STEP_ID", step}})));
+        places.insert(Describe(*launch->place));
       }
     }
     EXPECT_EQ(places.size(), 3u);
@@ -250,9 +250,8 @@ TEST(Launch, WithoutALauncherThereIsNone) {
         Environment{{"SLURM_NTASKS", "4"}, {"SLURM_JOB_ID", "7"}, {"SLURM_PROCID", "0"}},
         // A shell of salloc that is a step: srun has started one process.
         With(kSlurm, {{"SLURM_PROCID", "0"}, {"SLURM_STEP_ID", "4294967290"}})}) {
-    const auto launch = DescribeLaunch(environment);
-    ASSERT_TRUE(launch.ok()) << launch.status();
-    EXPECT_FALSE(launch->has_value());
+    ASSERT_OK_AND_ASSIGN(const auto launch, DescribeLaunch(environment));
+    EXPECT_FALSE(launch.has_value());
   }
 }
 
@@ -271,7 +270,7 @@ class LaunchRefusalTest : public ::testing::TestWithParam<Refused> {};
 TEST_P(LaunchRefusalTest, SaysWhatIsWrong) {
   const absl::Status status = DescribeLaunch(GetParam().environment).status();
   EXPECT_EQ(status.code(), GetParam().code) << status;
-  EXPECT_THAT(std::string(status.message()), HasSubstr(GetParam().text));
+  EXPECT_THAT(status, Says(GetParam().text));
 }
 
 constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
@@ -335,12 +334,11 @@ TEST(FirstHost, ReadsTheShortForm) {
       {"gpu-a.example.org", "gpu-a.example.org"},
   };
   for (const auto& [list, first] : lists) {
-    const absl::StatusOr<std::string> host = FirstHost(list);
-    ASSERT_TRUE(host.ok()) << host.status();
-    EXPECT_EQ(*host, first);
+    ASSERT_OK_AND_ASSIGN(const std::string host, FirstHost(list));
+    EXPECT_EQ(host, first);
   }
   for (const char* nonsense : {"", ",", "n[", "n[]", "n[3"}) EXPECT_FALSE(FirstHost(nonsense).ok());
 }
 
 }  // namespace
-}  // namespace ebb::launch_test
+}  // namespace ebb::testing::launch_test

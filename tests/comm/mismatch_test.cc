@@ -11,12 +11,12 @@
 #include <vector>
 
 #include "failing_ranks.h"
+#include "tests/status.h"
 
 namespace ebb::testing::mismatch_test {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::HasSubstr;
+using ::testing::Each;
 
 constexpr DType kType = DType::kFloat32;
 
@@ -112,9 +112,7 @@ TEST_P(MismatchTest, EveryRankGetsBothCalls) {
         });
     EXPECT_TRUE(run.ok()) << run;
     EXPECT_EQ(seen.Get(0), seen.Get(1));
-    EXPECT_THAT(Message(seen.Get(0)),
-                AllOf(HasSubstr("rank 0"), HasSubstr("rank 1"), HasSubstr(mismatch.first_text),
-                      HasSubstr(mismatch.second_text)));
+    EXPECT_THAT(seen.Get(0), Says("rank 0", "rank 1", mismatch.first_text, mismatch.second_text));
   }
 }
 
@@ -139,10 +137,7 @@ TEST_P(MismatchAmongManyTest, TheRankThatDiffersIsNamed) {
       return communicator.AllReduce(s, {&span, 1}, kType);
     });
   });
-  for (const absl::Status& status : seen) {
-    EXPECT_THAT(Message(status),
-                AllOf(HasSubstr("'reduce'"), HasSubstr("4 elements on rank 0 and 8 on rank 3")));
-  }
+  EXPECT_THAT(seen, Each(Says("'reduce'", "4 elements on rank 0 and 8 on rank 3")));
 }
 
 }  // namespace

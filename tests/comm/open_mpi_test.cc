@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "ebb/runtime/comm/world.h"
+#include "tests/status.h"
 
 extern "C" int MPI_Get_library_version(char* text, int* length) {
   std::strcpy(text, "MPICH Version:      4.0\nMPICH Release date: Fri Jan 21");
@@ -15,18 +16,14 @@ extern "C" int MPI_Get_library_version(char* text, int* length) {
   return 0;
 }
 
-namespace ebb {
+namespace ebb::testing::open_mpi_test {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 TEST(OpenMpi, AnotherMpiIsRefusedByName) {
   const absl::Status refused = LoadOpenMpi().status();
-  EXPECT_EQ(refused.code(), absl::StatusCode::kUnavailable);
-  EXPECT_THAT(std::string(refused.message()),
-              AllOf(HasSubstr("another MPI (MPICH Version:      4.0)"),
-                    HasSubstr("or start all ranks on one host")));
+  EXPECT_THAT(refused,
+              StatusIs(absl::StatusCode::kUnavailable, "another MPI (MPICH Version:      4.0)",
+                       "or start all ranks on one host"));
 }
 
 TEST(OpenMpi, RanksOfSeveralHostsSayWhyTheyCannotMeet) {
@@ -35,10 +32,9 @@ TEST(OpenMpi, RanksOfSeveralHostsSayWhyTheyCannotMeet) {
   setenv("OMPI_COMM_WORLD_LOCAL_SIZE", "2", 1);
   setenv("PMIX_NAMESPACE", "job", 1);
   const absl::Status status = World::FromEnvironment().status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
-  EXPECT_THAT(std::string(status.message()),
-              AllOf(HasSubstr("rank 1 of 4, on host '"), HasSubstr("another MPI (MPICH")));
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kUnimplemented, "rank 1 of 4, on host '",
+                               "another MPI (MPICH"));
 }
 
 }  // namespace
-}  // namespace ebb
+}  // namespace ebb::testing::open_mpi_test

@@ -28,18 +28,12 @@
 #include "ebb/runtime/device/device.h"
 #include "processes.h"
 #include "tests/full.h"
+#include "tests/status.h"
 
-namespace ebb {
+namespace ebb::testing::process_test {
 namespace {
 
-using ebb::testing::Fork;
-using ebb::testing::LeftInSharedMemory;
-using ebb::testing::NewMeetingName;
-using ebb::testing::Results;
-using ebb::testing::Shared;
-using ebb::testing::Signal;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
+using ::testing::Each;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
@@ -47,10 +41,6 @@ std::string Host() {
   char name[256] = {};
   gethostname(name, sizeof(name) - 1);
   return name;
-}
-
-std::string Message(const absl::Status& status) {
-  return std::string(status.message());
 }
 
 void SetRank(int rank, const char* variable) {
@@ -124,8 +114,7 @@ TEST(Processes, RankThatIsNeverStartedIsNamed) {
     return 0;
   });
   for (const absl::Status& status : seen.Take(2)) {
-    EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
-    EXPECT_THAT(Message(status), HasSubstr("for rank 2 of 3 ranks"));
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kDeadlineExceeded, "for rank 2 of 3 ranks"));
   }
 }
 
@@ -146,9 +135,9 @@ absl::Status WorkUntilFailure(const World& world, const std::function<void(int s
 }
 
 void ExpectDeathReported(const absl::Status& status, int rank) {
-  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
-  EXPECT_THAT(Message(status), AllOf(HasSubstr("rank " + std::to_string(rank) + " (process"),
-                                     HasSubstr("on host '" + Host() + "'"), HasSubstr("has died")));
+  EXPECT_THAT(status,
+              StatusIs(absl::StatusCode::kUnavailable, "rank " + std::to_string(rank) + " (process",
+                       "on host '" + Host() + "'", "has died"));
 }
 
 TEST(Killed, RankIsNamedOnAllSurvivors) {
@@ -313,12 +302,9 @@ TEST(Killed, LauncherEndsItsRanksToo) {
   const std::string job = NewMeetingName();
   const auto seen =
       SeenAfterDeathOfParent(50'000, [&](int rank) { SetMpiEnvironment(rank, 2, job); });
-  for (const absl::Status& status : seen) {
-    EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
-    EXPECT_THAT(Message(status),
-                AllOf(HasSubstr("the launcher of the ranks, Open MPI's mpirun (process"),
-                      HasSubstr("has ended")));
-  }
+  EXPECT_THAT(seen,
+              Each(StatusIs(absl::StatusCode::kUnavailable,
+                            "the launcher of the ranks, Open MPI's mpirun (process", "has ended")));
 }
 
 TEST(Killed, ShellDoesNotEndTheRanksThatItHasStarted) {
@@ -329,7 +315,7 @@ TEST(Killed, ShellDoesNotEndTheRanksThatItHasStarted) {
     setenv("MASTER_ADDR", "127.0.0.1", 1);
     SetRank(port, "MASTER_PORT");
   });
-  for (const absl::Status& status : seen) EXPECT_THAT(Message(status), HasSubstr("the last step"));
+  EXPECT_THAT(seen, Each(Says("the last step")));
 }
 
 // Like a container without the right to look into other processes.
@@ -417,7 +403,7 @@ TEST(Killed, AtAnyMomentOfTheStartLeavesNothingBehind) {
   const uint64_t seed = std::random_device()();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937_64 random(seed);
-  const int rounds = ebb::testing::Full() ? 40 : 16;
+  const int rounds = Full() ? 40 : 16;
   for (int round = 0; round < rounds; ++round) {
     const bool all = round % 2 == 1;
     const auto victim = random() % 3;
@@ -458,7 +444,7 @@ int64_t SharedBytes() {
 }
 
 TEST(Processes, FreeACommunicatorsPagesWhenAllHaveLeft) {
-  const absl::Status status = ebb::testing::RunProcesses(2, [](World world) -> absl::Status {
+  const absl::Status status = RunProcesses(2, [](World world) -> absl::Status {
     const int64_t before = SharedBytes();
     int64_t with_one = 0;
     for (int i = 0; i < 20; ++i) {
@@ -495,4 +481,4 @@ TEST(Processes, MayBeForkedAfterAWorldOfTheirParent) {
 }
 
 }  // namespace
-}  // namespace ebb
+}  // namespace ebb::testing::process_test

@@ -21,6 +21,7 @@
 #include "ebb/runtime/device/machine.h"
 #include "ebb/runtime/trace/log.h"
 #include "processes.h"
+#include "tests/status.h"
 
 namespace ebb {
 namespace {
@@ -72,6 +73,8 @@ extern "C" int getaddrinfo(const char* host, const char* port, const addrinfo* h
 namespace ebb {
 namespace {
 
+using ebb::testing::Says;
+using ebb::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
@@ -118,8 +121,7 @@ std::vector<absl::StatusOr<Rendezvous>> JoinAll(const std::vector<RendezvousOpti
 void ExpectAllFail(const std::vector<RendezvousOptions>& all, absl::StatusCode code,
                    const std::string& text) {
   for (const auto& result : JoinAll(all)) {
-    EXPECT_EQ(result.status().code(), code) << result.status();
-    EXPECT_THAT(std::string(result.status().message()), HasSubstr(text));
+    EXPECT_THAT(result.status(), StatusIs(code, text));
   }
 }
 
@@ -144,17 +146,16 @@ TEST_P(PlaceTest, EveryRankGetsTheListOfAll) {
   std::vector<uint64_t> nonces(3);
   for (int rank = 0; rank < 3; ++rank) {
     threads.emplace_back([&, rank] {
-      absl::StatusOr<Rendezvous> rendezvous = Rendezvous::Join(Rank(rank, 3, place));
-      ASSERT_TRUE(rendezvous.ok()) << rendezvous.status();
-      ASSERT_EQ(rendezvous->participants().size(), 3u);
+      ASSERT_OK_AND_ASSIGN(Rendezvous rendezvous, Rendezvous::Join(Rank(rank, 3, place)));
+      ASSERT_EQ(rendezvous.participants().size(), 3u);
       for (int other = 0; other < 3; ++other)
-        EXPECT_EQ(rendezvous->participants()[static_cast<size_t>(other)].rank, other);
-      nonces[static_cast<size_t>(rank)] = rendezvous->nonce();
-      StoreGroup ranks(*Store::Hold(rank, *std::move(rendezvous), 60));
+        EXPECT_EQ(rendezvous.participants()[static_cast<size_t>(other)].rank, other);
+      nonces[static_cast<size_t>(rank)] = rendezvous.nonce();
+      StoreGroup ranks(*Store::Hold(rank, std::move(rendezvous), 60));
       for (int round = 0; round < 3; ++round) {
-        const auto all = ranks.AllGather(std::to_string(10 * round + rank), 60);
-        ASSERT_TRUE(all.ok()) << all.status();
-        EXPECT_EQ((*all)[2], std::to_string(10 * round + 2));
+        ASSERT_OK_AND_ASSIGN(const auto all,
+                             ranks.AllGather(std::to_string(10 * round + rank), 60));
+        EXPECT_EQ(all[2], std::to_string(10 * round + 2));
       }
     });
   }
@@ -259,11 +260,11 @@ TEST(Rendezvous, AddressNeedsNoNameServer) {
 
 TEST(Rendezvous, ALoopbackAddressIsNotOpenToTheNetwork) {
   for (const bool one_host : {true, false}) {
-    const auto listener = Listen(Tcp("127.0.0.1"), one_host, WaitPoint::kNever);
-    ASSERT_TRUE(listener.ok()) << listener.status();
+    ASSERT_OK_AND_ASSIGN(const auto listener,
+                         Listen(Tcp("127.0.0.1"), one_host, WaitPoint::kNever));
     sockaddr_storage own = {};
     socklen_t bytes = sizeof(own);
-    getsockname(listener->get(), reinterpret_cast<sockaddr*>(&own), &bytes);
+    getsockname(listener.get(), reinterpret_cast<sockaddr*>(&own), &bytes);
     ASSERT_EQ(own.ss_family, AF_INET);
     EXPECT_EQ(reinterpret_cast<sockaddr_in&>(own).sin_addr.s_addr, htonl(INADDR_LOOPBACK));
   }
@@ -304,11 +305,10 @@ TEST(Rendezvous, RanksOfAnotherJobAreRefusedAndTheJobGoesOn) {
        {RankOfJob(1, 2, place, "78"), RankOfJob(0, 2, place, "78"), RankOfJob(7, 9, place, "770"),
         by_another_launcher}) {
     const absl::Status refused = Rendezvous::Join(stranger).status();
-    EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition) << refused;
-    EXPECT_THAT(std::string(refused.message()),
-                AllOf(HasSubstr("is the meeting place of another job: rank 0 (process "),
-                      HasSubstr("started by a shell, job 77, has refused rank "),
-                      HasSubstr(stranger.launcher), HasSubstr("a MASTER_PORT of its own")));
+    EXPECT_THAT(refused, StatusIs(absl::StatusCode::kFailedPrecondition,
+                                  "is the meeting place of another job: rank 0 (process ",
+                                  "started by a shell, job 77, has refused rank ",
+                                  stranger.launcher, "a MASTER_PORT of its own"));
   }
   const absl::StatusOr<Rendezvous> one = Rendezvous::Join(RankOfJob(1, 2, place, "77"));
   rank_zero.join();
@@ -349,9 +349,8 @@ TEST(Rendezvous, APortThatIsTakenIsAnError) {
   MeetingPlace place = {.host = "127.0.0.1", .port = 0, .name = ""};
   const Descriptor occupant = Occupy(place.port);
   const auto results = JoinAll({Rank(0, 2, place, 5)});
-  EXPECT_EQ(results[0].status().code(), absl::StatusCode::kAlreadyExists);
-  EXPECT_THAT(std::string(results[0].status().message()),
-              AllOf(HasSubstr(std::to_string(place.port)), HasSubstr("MASTER_PORT")));
+  EXPECT_THAT(results[0].status(), StatusIs(absl::StatusCode::kAlreadyExists,
+                                            std::to_string(place.port), "MASTER_PORT"));
 }
 
 TEST(Rendezvous, ARankThatReachesAnotherProgramSaysSo) {
@@ -450,8 +449,7 @@ void ExpectRefused(const std::string& hello, const std::string& text) {
   send(connection.fd(), hello.data(), hello.size(), MSG_NOSIGNAL);
   const absl::StatusOr<Message> answer = connection.Receive(WaitPoint::kNever);
   rank_zero.join();
-  EXPECT_EQ(zero.status().code(), absl::StatusCode::kFailedPrecondition) << zero.status();
-  EXPECT_THAT(std::string(zero.status().message()), HasSubstr(text));
+  EXPECT_THAT(zero.status(), StatusIs(absl::StatusCode::kFailedPrecondition, text));
   ASSERT_TRUE(answer.ok()) << answer.status();
   EXPECT_EQ(UnpackStatus(answer->payload), zero.status());
 }
@@ -470,18 +468,17 @@ TEST(Rendezvous, ARankOfAnotherBuildIsAnErrorOnAll) {
 TEST(Rendezvous, EveryFieldOfAParticipantArrives) {
   Participant sent = Myself(3, 4, "a test");
   sent.without_mpi = "there is none";
-  const absl::StatusOr<Participant> got = UnpackParticipant(Pack(sent));
-  ASSERT_TRUE(got.ok()) << got.status();
-  EXPECT_EQ(got->rank, 3);
-  EXPECT_EQ(got->size, 4);
-  EXPECT_EQ(got->launcher, sent.launcher);
-  EXPECT_EQ(got->build, sent.build);
-  EXPECT_EQ(got->host_name, sent.host_name);
-  EXPECT_EQ(got->shared_memory, sent.shared_memory);
-  EXPECT_EQ(got->pid_namespace, sent.pid_namespace);
-  EXPECT_EQ(got->pid, sent.pid);
-  EXPECT_EQ(got->cores, sent.cores);
-  EXPECT_EQ(got->without_mpi, sent.without_mpi);
+  ASSERT_OK_AND_ASSIGN(const Participant got, UnpackParticipant(Pack(sent)));
+  EXPECT_EQ(got.rank, 3);
+  EXPECT_EQ(got.size, 4);
+  EXPECT_EQ(got.launcher, sent.launcher);
+  EXPECT_EQ(got.build, sent.build);
+  EXPECT_EQ(got.host_name, sent.host_name);
+  EXPECT_EQ(got.shared_memory, sent.shared_memory);
+  EXPECT_EQ(got.pid_namespace, sent.pid_namespace);
+  EXPECT_EQ(got.pid, sent.pid);
+  EXPECT_EQ(got.cores, sent.cores);
+  EXPECT_EQ(got.without_mpi, sent.without_mpi);
 }
 
 TEST(Rendezvous, ARankThatEndsAtOnceIsNamed) {
@@ -497,8 +494,7 @@ TEST(Rendezvous, ARankThatEndsAtOnceIsNamed) {
   EXPECT_TRUE(Rendezvous::Join(Rank(2, 3, place)).ok());
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(seen[0], seen[1]);
-  EXPECT_THAT(std::string(seen[0].message()),
-              AllOf(HasSubstr("rank 2 (process"), HasSubstr("has died")));
+  EXPECT_THAT(seen[0], Says("rank 2 (process", "has died"));
 }
 
 }  // namespace

@@ -12,11 +12,8 @@
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/device.h"
 
-namespace ebb::split_test {
+namespace ebb::testing::split_test {
 namespace {
-
-using ebb::testing::Backend;
-using ebb::testing::Backends;
 
 class SplitTest : public ::testing::TestWithParam<Backend> {
  protected:
@@ -111,4 +108,4 @@ INSTANTIATE_TEST_SUITE_P(Backends, SplitTest, ::testing::ValuesIn(Backends()),
                          [](const auto& test) { return test.param.name; });
 
 }  // namespace
-}  // namespace ebb::split_test
+}  // namespace ebb::testing::split_test

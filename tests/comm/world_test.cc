@@ -11,8 +11,9 @@
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/cores.h"
 #include "ebb/runtime/device/device.h"
+#include "tests/status.h"
 
-namespace ebb::world_test {
+namespace ebb::testing::world_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -98,7 +99,7 @@ TEST(RunThreads, ARankFailedFirstIfItsLeavingFailsAnother) {
       if (world.rank() == 0) {
         Stream stream = Device::Cpu(1).CallerStream();
         EBB_RETURN_IF_ERROR(communicator.Barrier(stream));
-        EXPECT_THAT(communicator.status().message(), HasSubstr("rank 1 has left"));
+        EXPECT_THAT(communicator.status(), Says("rank 1 has left"));
         other_ended.store(true);
         other_ended.notify_all();
         return communicator.status();
@@ -137,18 +138,17 @@ TEST(World, TheCollectivesOfASingleRankAreCopies) {
   const World world = World::Single();
   EXPECT_EQ(world.size(), 1);
   EXPECT_EQ(world.rank(), 0);
-  absl::StatusOr<Communicator> communicator = world.NewCommunicator();
-  ASSERT_TRUE(communicator.ok()) << communicator.status();
+  ASSERT_OK_AND_ASSIGN(Communicator communicator, world.NewCommunicator());
   Stream stream = Device::Cpu(1).CallerStream();
   const float send = 3;
   float receive = 0;
   const CollectiveSpan span = {.send = &send, .receive = &receive, .count = 1};
-  EXPECT_TRUE(communicator->ReduceScatter(stream, {&span, 1}, DType::kFloat32, 0.5f).ok());
+  EXPECT_TRUE(communicator.ReduceScatter(stream, {&span, 1}, DType::kFloat32, 0.5f).ok());
   EXPECT_EQ(receive, 1.5f);
-  EXPECT_TRUE(communicator->AllGather(stream, {&span, 1}, DType::kFloat32).ok());
+  EXPECT_TRUE(communicator.AllGather(stream, {&span, 1}, DType::kFloat32).ok());
   EXPECT_EQ(receive, 3);
-  EXPECT_EQ(communicator->bytes_enqueued(), 0);
-  EXPECT_TRUE(communicator->status().ok());
+  EXPECT_EQ(communicator.bytes_enqueued(), 0);
+  EXPECT_TRUE(communicator.status().ok());
 }
 
 class FromEnvironment : public ::testing::Test {
@@ -168,9 +168,8 @@ class FromEnvironment : public ::testing::Test {
 };
 
 TEST_F(FromEnvironment, WithoutALauncherTheWorldHasOneRank) {
-  const absl::StatusOr<World> world = World::FromEnvironment();
-  ASSERT_TRUE(world.ok()) << world.status();
-  EXPECT_EQ(world->size(), 1);
+  ASSERT_OK_AND_ASSIGN(const World world, World::FromEnvironment());
+  EXPECT_EQ(world.size(), 1);
 }
 
 TEST_F(FromEnvironment, LauncherOfOneProcessIsFine) {
@@ -184,8 +183,7 @@ TEST_F(FromEnvironment, RanksOfSeveralHostsWithoutAPlaceToMeetAreRefused) {
   setenv("OMPI_COMM_WORLD_RANK", "1", 1);
   setenv("OMPI_COMM_WORLD_LOCAL_SIZE", "2", 1);
   const absl::Status status = World::FromEnvironment().status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("need MPI"));
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kUnimplemented, "need MPI"));
 }
 
 TEST_F(FromEnvironment, NonsenseIsRefused) {
@@ -198,4 +196,4 @@ TEST_F(FromEnvironment, NonsenseIsRefused) {
 }
 
 }  // namespace
-}  // namespace ebb::world_test
+}  // namespace ebb::testing::world_test

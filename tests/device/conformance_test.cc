@@ -13,6 +13,7 @@
 
 #include "allocation_counter.h"
 #include "ebb/runtime/device/cores.h"
+#include "tests/status.h"
 
 namespace ebb::conformance_test {
 namespace {
@@ -45,16 +46,15 @@ TEST_P(DeviceConformance, StreamRunsTasksInOrder) {
 // Queues of every length around that of a block, filled and emptied alternately.
 TEST_P(DeviceConformance, StreamRunsTasksInOrderHoweverManyItHolds) {
   for (const int tasks_max : {1, 2, 63, 64, 65, 127, 128, 129, 1'000}) {
-    absl::StatusOr<Stream> stream = device_->NewStream("test", tasks_max);
-    ASSERT_TRUE(stream.ok()) << stream.status();
+    ASSERT_OK_AND_ASSIGN(Stream stream, device_->NewStream("test", tasks_max));
     std::vector<int> order;
     const int tasks = 5 * tasks_max + 300;
     order.reserve(static_cast<size_t>(tasks));
     for (int i = 0; i < tasks; ++i) {
-      if (i % (tasks_max + 17) == 0) stream->WaitIdle();
-      stream->Enqueue([&order, i] { order.push_back(i); });
+      if (i % (tasks_max + 17) == 0) stream.WaitIdle();
+      stream.Enqueue([&order, i] { order.push_back(i); });
     }
-    stream->WaitIdle();
+    stream.WaitIdle();
     ASSERT_EQ(order.size(), static_cast<size_t>(tasks)) << tasks_max;
     EXPECT_TRUE(std::is_sorted(order.begin(), order.end())) << tasks_max;
   }
@@ -73,14 +73,13 @@ TEST_P(DeviceConformance, AStreamTakesMemoryForTasksThatWaitOnly) {
   constexpr int kTasksMax = 1 << 19;
   constexpr int64_t kBytes = kTasksMax * static_cast<int64_t>(sizeof(Task));
   const int64_t before = ResidentBytes();
-  absl::StatusOr<Stream> stream = device_->NewStream("test", kTasksMax);
-  ASSERT_TRUE(stream.ok()) << stream.status();
+  ASSERT_OK_AND_ASSIGN(Stream stream, device_->NewStream("test", kTasksMax));
   int64_t ran = 0;
   for (int i = 0; i < 2 * kTasksMax; ++i) {
-    stream->Enqueue([&ran] { ++ran; });
-    if (i % 1'000 == 0) stream->WaitIdle();
+    stream.Enqueue([&ran] { ++ran; });
+    if (i % 1'000 == 0) stream.WaitIdle();
   }
-  stream->WaitIdle();
+  stream.WaitIdle();
   EXPECT_EQ(ran, 2 * kTasksMax);
   EXPECT_LT(ResidentBytes() - before, kBytes / 4);
 }

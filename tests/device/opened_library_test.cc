@@ -5,6 +5,8 @@
 
 #include <string>
 
+#include "tests/status.h"
+
 // Found in the program, like the function of a linked library.
 extern "C" int EbbTestProgramVersion() {
   return 21802;
@@ -13,7 +15,7 @@ extern "C" int EbbTestProgramSquare(int x) {
   return x * x;
 }
 
-namespace ebb {
+namespace ebb::testing::opened_library_test {
 namespace {
 
 using ::testing::AllOf;
@@ -42,23 +44,21 @@ std::string Refusal(const WantedLibrary& wanted) {
 }
 
 TEST(OpenedLibrary, IsOpenedByNameAndItsFunctionsAreFound) {
-  const auto library = OpenedLibrary::Open(Wanted(EBB_TEST_WANTED));
-  ASSERT_TRUE(library.ok()) << library.status();
-  EXPECT_EQ(library->version(), (LibraryVersion{2, 19, 1}));
-  EXPECT_EQ(library->description(), "Squares 2.19.1 (" EBB_TEST_WANTED ")");
+  ASSERT_OK_AND_ASSIGN(const auto library, OpenedLibrary::Open(Wanted(EBB_TEST_WANTED)));
+  EXPECT_EQ(library.version(), (LibraryVersion{2, 19, 1}));
+  EXPECT_EQ(library.description(), "Squares 2.19.1 (" EBB_TEST_WANTED ")");
   int (*square)(int) = nullptr;
-  ASSERT_TRUE(library->Find("EbbTestSquare", square).ok());
+  ASSERT_TRUE(library.Find("EbbTestSquare", square).ok());
   EXPECT_EQ(square(7), 49);
 }
 
 TEST(OpenedLibrary, TheProgramsOwnLibraryComesFirst) {
   WantedLibrary wanted = Wanted("no such file");
   wanted.version_function = "EbbTestProgramVersion";
-  const auto library = OpenedLibrary::Open(wanted);
-  ASSERT_TRUE(library.ok()) << library.status();
-  EXPECT_EQ(library->version(), (LibraryVersion{2, 18, 2}));
+  ASSERT_OK_AND_ASSIGN(const auto library, OpenedLibrary::Open(wanted));
+  EXPECT_EQ(library.version(), (LibraryVersion{2, 18, 2}));
   int (*square)(int) = nullptr;
-  ASSERT_TRUE(library->Find("EbbTestProgramSquare", square).ok());
+  ASSERT_TRUE(library.Find("EbbTestProgramSquare", square).ok());
   EXPECT_EQ(square, &EbbTestProgramSquare);
 }
 
@@ -91,15 +91,13 @@ TEST(OpenedLibrary, TheProgramsOwnLibraryIsRefusedWithOtherAdvice) {
 }
 
 TEST(OpenedLibrary, AFunctionThatIsMissingIsNamedWithItsLibrary) {
-  const auto library = OpenedLibrary::Open(Wanted(EBB_TEST_LACKING));
-  ASSERT_TRUE(library.ok()) << library.status();
+  ASSERT_OK_AND_ASSIGN(const auto library, OpenedLibrary::Open(Wanted(EBB_TEST_LACKING)));
   int (*square)(int) = nullptr;
-  const absl::Status found = library->Find("EbbTestSquare", square);
-  EXPECT_EQ(found.code(), absl::StatusCode::kUnavailable);
-  EXPECT_THAT(std::string(found.message()),
-              AllOf(HasSubstr("Squares 2.19.1 (" EBB_TEST_LACKING ") has no EbbTestSquare"),
-                    HasSubstr("install Squares 2 from 2.18.0 on")));
-  library->FindIfThere("EbbTestSquare", square);
+  const absl::Status found = library.Find("EbbTestSquare", square);
+  EXPECT_THAT(found, StatusIs(absl::StatusCode::kUnavailable,
+                              "Squares 2.19.1 (" EBB_TEST_LACKING ") has no EbbTestSquare",
+                              "install Squares 2 from 2.18.0 on"));
+  library.FindIfThere("EbbTestSquare", square);
   EXPECT_EQ(square, nullptr);
 }
 
@@ -111,4 +109,4 @@ TEST(OpenedLibrary, AFileThatIsNotTheLibraryIsRefused) {
 }
 
 }  // namespace
-}  // namespace ebb
+}  // namespace ebb::testing::opened_library_test

@@ -31,6 +31,7 @@
 #include "ordinary_user.h"
 #include "scratch.h"
 #include "tests/new_process.h"
+#include "tests/status.h"
 
 namespace ebb::testing::denied_test {
 namespace {
@@ -176,9 +177,8 @@ TEST(DeniedTest, DirectTransfersThatAreRefusedLateAreReplacedByThePageCache) {
   std::string description;
   // The first whole block of Create.
   const bool ran = RunRefused({SYS_pwrite64, EINVAL, 2, 4096}, [&] {
-    auto file = ShardFile::Create(OptionsIn(scratch, memory));
-    ASSERT_TRUE(file.ok()) << file.status();
-    description = (*file)->description();
+    ASSERT_OK_AND_ASSIGN(auto file, ShardFile::Create(OptionsIn(scratch, memory)));
+    description = file->description();
   });
   if (!ran) GTEST_SKIP() << "no seccomp filter can be set here";
   EXPECT_THAT(description, HasSubstr("page cache"));
@@ -210,8 +210,7 @@ TEST(DeniedTest, SpaceThatCannotBeReservedIsWrittenFullOfZeros) {
       const bool ran = RunRefused({SYS_fallocate, error}, [&] {
         ShardFile::Options options = OptionsIn(scratch, memory);
         MadeFiles::Watch();
-        auto file = ShardFile::Create(options);
-        ASSERT_TRUE(file.ok()) << file.status();
+        ASSERT_OK_AND_ASSIGN(auto file, ShardFile::Create(options));
         for (const std::string& directory : options.directories) {
           const struct stat filled = MadeFiles::OfProcess().StatOf(directory + " (shards)");
           EXPECT_EQ(filled.st_size, kBytes / 2);
@@ -222,12 +221,12 @@ TEST(DeniedTest, SpaceThatCannotBeReservedIsWrittenFullOfZeros) {
         }
         FillRandomly(memory.buffer.span(), 1);
         IoTransfer transfer;
-        (*file)->StartRead(transfer, 0, memory.buffer.data(), kBytes);
-        ASSERT_EQ((*file)->Wait(transfer), absl::OkStatus());
+        file->StartRead(transfer, 0, memory.buffer.data(), kBytes);
+        ASSERT_EQ(file->Wait(transfer), absl::OkStatus());
         const std::span<std::byte> data = memory.buffer.span();
         EXPECT_TRUE(
             std::all_of(data.begin(), data.end(), [](auto b) { return b == std::byte{0}; }));
-        file->reset();
+        file.reset();
         EXPECT_THAT(RoundTrips(options, memory), Not(HasSubstr("wrong")));
       });
       const std::string log = ::testing::internal::GetCapturedStderr();
@@ -254,10 +253,8 @@ TEST(DeniedTest, ADiskThatIsFullBeforeTheZerosEndIsAnErrorOfCreate) {
       });
     });
     if (!ran || !ran_both) GTEST_SKIP() << "no seccomp filter can be set here";
-    EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
-    EXPECT_THAT(status.message(),
-                AllOf(HasSubstr("cannot reserve"), HasSubstr(scratch.path()),
-                      HasSubstr("this rank needs more"), HasSubstr("free space")));
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kResourceExhausted, "cannot reserve",
+                                 scratch.path(), "this rank needs more", "free space"));
     EXPECT_THAT(scratch.Entries(), ::testing::IsEmpty());
   }
 }
@@ -358,17 +355,16 @@ TEST(FileSizeLimitDeathTest, IsAnErrorOfCreateAndNoSignal) {
 TEST(PinnedMemoryTest, IsZeroFilledAndSaysWhetherItIsPinned) {
   for (const bool pin : {false, true}) {
     [[maybe_unused]] const int64_t locked_before = LockedBytes();
-    auto memory = AllocatePinned(3 << 20, pin, "a test");
-    ASSERT_TRUE(memory.ok()) << memory.status();
+    ASSERT_OK_AND_ASSIGN(auto memory, AllocatePinned(3 << 20, pin, "a test"));
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // they make mlock do nothing
-    EXPECT_EQ(LockedBytes() - locked_before, memory->pinned ? 3 << 20 : 0);
+    EXPECT_EQ(LockedBytes() - locked_before, memory.pinned ? 3 << 20 : 0);
 #endif
-    EXPECT_TRUE(pin || !memory->pinned);
-    EXPECT_EQ(memory->buffer.bytes(), 3 << 20);
-    EXPECT_EQ(memory->buffer.data()[(3 << 20) - 1], std::byte{0});
-    PinnedMemory moved = *std::move(memory);
-    EXPECT_EQ(memory->buffer.data(), nullptr);
-    memory->buffer = Buffer();
+    EXPECT_TRUE(pin || !memory.pinned);
+    EXPECT_EQ(memory.buffer.bytes(), 3 << 20);
+    EXPECT_EQ(memory.buffer.data()[(3 << 20) - 1], std::byte{0});
+    PinnedMemory moved = std::move(memory);
+    EXPECT_EQ(memory.buffer.data(), nullptr);
+    memory.buffer = Buffer();
     EXPECT_NE(moved.buffer.data(), nullptr);
   }
   EXPECT_EQ(AllocatePinned(-1, true, "a test").status().code(), absl::StatusCode::kInvalidArgument);

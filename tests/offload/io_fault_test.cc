@@ -17,12 +17,10 @@
 #include "ebb/offload/io_queue.h"
 #include "ebb/runtime/device/wait_point.h"
 #include "io_fault_fixture.h"
+#include "tests/status.h"
 
 namespace ebb::testing {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 INSTANTIATE_TEST_SUITE_P(Backends, IoFaultTest, ::testing::ValuesIn(Backends()), NameOf);
 INSTANTIATE_TEST_SUITE_P(Driven, IoFaultTest, ::testing::Values(Driven()), NameOf);
@@ -36,10 +34,8 @@ TEST_P(IoFaultTest, FailingDiskIsDataLossAndTheNextTransferGoesOn) {
   if (file == nullptr) return;
   const PinnedMemory memory = Memory(kBytes);
   const absl::Status status = Write(*file, 0, memory.buffer.span());
-  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
-  EXPECT_THAT(status.message(), HasSubstr("cannot write 65536 bytes at offset "));
-  EXPECT_THAT(status.message(), HasSubstr(scratch_.path()));
-  EXPECT_THAT(status.message(), HasSubstr("Input/output error"));
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kDataLoss, "cannot write 65536 bytes at offset ",
+                               scratch_.path(), "Input/output error"));
   EXPECT_EQ(Write(*file, 0, memory.buffer.span()), absl::OkStatus());
 }
 
@@ -51,8 +47,7 @@ TEST_P(IoFaultTest, DiskThatFillsUpIsResourceExhausted) {
   if (file == nullptr) return;
   const PinnedMemory memory = Memory(kBytes);
   const absl::Status status = Write(*file, 0, memory.buffer.span());
-  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_THAT(status.message(), HasSubstr("No space left on device"));
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kResourceExhausted, "No space left on device"));
   EXPECT_EQ(Read(*file, 0, memory.buffer.span()), absl::OkStatus());
 }
 
@@ -137,8 +132,7 @@ TEST_P(IoFaultTest, RepeatingEnds) {
   if (file == nullptr) return;
   const PinnedMemory memory = Memory(kBytes);
   const absl::Status status = Write(*file, 0, memory.buffer.span());
-  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
-  EXPECT_THAT(status.message(), HasSubstr("queue_depth"));
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kUnavailable, "queue_depth"));
 }
 
 // Refusals that last long enough for pauses.

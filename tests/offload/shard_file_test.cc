@@ -27,13 +27,12 @@
 #include "ebb/offload/io_queue.h"
 #include "limited.h"
 #include "made_files.h"
+#include "tests/status.h"
 
 namespace ebb::testing {
 namespace {
 
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 
 constexpr int64_t kMiB = int64_t{1} << 20;
 
@@ -334,10 +333,9 @@ TEST_P(ShardFileTest, AWriteThatIsCutShortAndThenRefusedFailsAndKeepsItsBeginnin
   {
     const Limited full(RLIMIT_FSIZE, kFits);
     const absl::Status status = Write(*file, 0, written.buffer.span());
-    EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
-    EXPECT_THAT(std::string(status.message()),
-                ::testing::AllOf(HasSubstr("cannot write 57344 bytes at offset 73728 of"),
-                                 HasSubstr(scratch_.path()), HasSubstr("File too large")));
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kResourceExhausted,
+                                 "cannot write 57344 bytes at offset 73728 of", scratch_.path(),
+                                 "File too large"));
   }
   std::signal(SIGXFSZ, signal_before);
   EXPECT_EQ(file->bytes_written(), kFits);

@@ -24,6 +24,7 @@
 #include "made_files.h"
 #include "ordinary_user.h"
 #include "tests/new_process.h"
+#include "tests/status.h"
 
 namespace ebb::testing::unnamed_file_test {
 namespace {
@@ -60,8 +61,8 @@ TEST_P(UnnamedShardFileTest, NoOtherProgramFindsIt) {
 TEST_P(UnnamedShardFileTest, MissingSpaceIsAnErrorOfCreate) {
   const int64_t bytes = 4 * FreeBytes(scratch_.path()) + (int64_t{64} << 30);
   const absl::Status status = ShardFile::Create(Options(bytes)).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_THAT(status.message(), AllOf(HasSubstr(FirstPath()), HasSubstr("bytes are free")));
+  EXPECT_THAT(status,
+              StatusIs(absl::StatusCode::kResourceExhausted, FirstPath(), "bytes are free"));
 }
 
 // Only a program that may look into this process can do that.
@@ -76,9 +77,8 @@ TEST_P(UnnamedShardFileTest, ATruncatedFileIsFoundByReads) {
     SCOPED_TRACE(left);
     ASSERT_EQ(truncate(open_path.c_str(), left), 0);
     const absl::Status status = Read(*file, 0, memory.buffer.span());
-    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
-    EXPECT_THAT(status.message(),
-                AllOf(HasSubstr("truncated from outside"), HasSubstr(FirstPath())));
+    EXPECT_THAT(status,
+                StatusIs(absl::StatusCode::kDataLoss, "truncated from outside", FirstPath()));
   }
 }
 
@@ -87,9 +87,8 @@ TEST(UnnamedFileTest, ItsSpaceIsFreeAtTheEndThoughAForkedProcessHoldsIt) {
   const Scratch scratch;
   int held = -1;
   {
-    const auto file = UnnamedFile::Create(scratch.path(), "shards", kMiB);
-    ASSERT_TRUE(file.ok()) << file.status();
-    held = dup(file->descriptor());
+    ASSERT_OK_AND_ASSIGN(const auto file, UnnamedFile::Create(scratch.path(), "shards", kMiB));
+    held = dup(file.descriptor());
   }
   struct stat found = {};
   ASSERT_EQ(fstat(held, &found), 0);
@@ -99,17 +98,16 @@ TEST(UnnamedFileTest, ItsSpaceIsFreeAtTheEndThoughAForkedProcessHoldsIt) {
 
 TEST(UnnamedFileTest, AForkedProcessThatDestroysItCutsNothing) {
   const Scratch scratch;
-  auto file = UnnamedFile::Create(scratch.path(), "shards", kMiB);
-  ASSERT_TRUE(file.ok()) << file.status();
+  ASSERT_OK_AND_ASSIGN(auto file, UnnamedFile::Create(scratch.path(), "shards", kMiB));
   const pid_t child = fork();
   if (child == 0) {
-    { const UnnamedFile taken = *std::move(file); }
+    { const UnnamedFile taken = std::move(file); }
     _exit(0);
   }
   int status = -1;
   ASSERT_EQ(waitpid(child, &status, 0), child);
   struct stat found = {};
-  ASSERT_EQ(fstat(file->descriptor(), &found), 0);
+  ASSERT_EQ(fstat(file.descriptor(), &found), 0);
   EXPECT_EQ(found.st_size, kMiB);
 }
 
@@ -153,20 +151,18 @@ TEST(UnnamedFileTest, AKilledProcessLeavesNothing) {
 // This is not the file system's refusal of O_DIRECT, after which the page cache would be tried.
 TEST(UnnamedFileTest, ABlockThatTheDiskFailsToTakeIsAnError) {
   const Scratch scratch;
-  auto file = UnnamedFile::Create(scratch.path(), "shards", kMiB);
-  ASSERT_TRUE(file.ok()) << file.status();
+  ASSERT_OK_AND_ASSIGN(auto file, UnnamedFile::Create(scratch.path(), "shards", kMiB));
   const auto signal_before = std::signal(SIGXFSZ, SIG_IGN);
   const absl::StatusOr<bool> direct = [&] {
     const Limited full(RLIMIT_FSIZE, 0);
-    return file->SetDirect();
+    return file.SetDirect();
   }();
   std::signal(SIGXFSZ, signal_before);
   if (direct.ok() && !*direct) GTEST_SKIP() << "refuses O_DIRECT";
-  EXPECT_EQ(direct.status().code(), absl::StatusCode::kResourceExhausted) << direct.status();
-  EXPECT_THAT(std::string(direct.status().message()),
-              AllOf(HasSubstr("cannot write 4096 bytes at offset 0"), HasSubstr(scratch.path()),
-                    HasSubstr("ulimit -f")));
-  EXPECT_TRUE(file->SetDirect().value_or(false));
+  EXPECT_THAT(direct.status(),
+              StatusIs(absl::StatusCode::kResourceExhausted, "cannot write 4096 bytes at offset 0",
+                       scratch.path(), "ulimit -f"));
+  EXPECT_TRUE(file.SetDirect().value_or(false));
 }
 
 TEST(UnnamedFileTest, AMissingDirectoryIsMadePrivate) {
@@ -188,8 +184,7 @@ TEST(UnnamedFileTest, APathThatCannotServeIsNamed) {
   for (const auto& [path, said] :
        {std::pair(file, "is not a directory"), {circle, "circle"}, {"/proc/none/nvme", "made"}}) {
     const absl::Status status = UnnamedFile::Create(path, "shards", kMiB).status();
-    EXPECT_THAT(std::string(status.message()),
-                AllOf(HasSubstr(path), HasSubstr(said), HasSubstr("nvme_path")));
+    EXPECT_THAT(status, Says(path, said, "nvme_path"));
   }
   std::filesystem::create_directory(disk);
   std::filesystem::create_directory_symlink(disk, link);

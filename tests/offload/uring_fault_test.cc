@@ -23,12 +23,12 @@
 #include "ebb/offload/io_queue.h"
 #include "ebb/runtime/device/wait_point.h"
 #include "io_fault_fixture.h"
+#include "tests/status.h"
 
 namespace ebb::testing::uring_fault_test {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::HasSubstr;
+using ::testing::Each;
 
 TEST(UringQueueTest, FullSubmissionQueueIsEmptiedAndFilledAgain) {
   struct Listener final : IoListener {
@@ -283,10 +283,8 @@ TEST_P(UringTest, ASystemThatTakesNoMoreRequestsFailsAllThatCome) {
               file->StartRead(transfer, 0, memory.buffer.data(), kBytes);
             for (IoTransfer& transfer : transfers) {
               const absl::Status status = file->Wait(transfer);
-              EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
-              EXPECT_THAT(status.message(),
-                          AllOf(HasSubstr("cannot read"), HasSubstr(scratch_.path()),
-                                HasSubstr("Input/output error")));
+              EXPECT_THAT(status, StatusIs(absl::StatusCode::kDataLoss, "cannot read",
+                                           scratch_.path(), "Input/output error"));
             }
           }
           EXPECT_EQ(Write(*file, 0, memory.buffer.span()).code(), absl::StatusCode::kDataLoss);

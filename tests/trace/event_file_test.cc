@@ -17,12 +17,10 @@
 #include <string>
 
 #include "ebb/runtime/trace/standard_streams.h"
+#include "tests/status.h"
 
-namespace ebb::event_file_test {
+namespace ebb::testing::event_file_test {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 class EventFileTest : public ::testing::Test {
  protected:
@@ -40,8 +38,8 @@ class EventFileTest : public ::testing::Test {
     return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
   }
 
-  const std::string path_ = testing::TempDir() + "event_file_test." + std::to_string(getpid()) +
-                            "." + testing::UnitTest::GetInstance()->current_test_info()->name();
+  const std::string path_ = ::testing::TempDir() + "event_file_test." + std::to_string(getpid()) +
+                            "." + ::testing::UnitTest::GetInstance()->current_test_info()->name();
 };
 
 TEST_F(EventFileTest, IsAnArrayAfterEveryCommit) {
@@ -66,7 +64,7 @@ TEST_F(EventFileTest, IsNoStandardStream) {
         std::fflush(stdout);
         _exit(is_open && file->Commit().ok() ? 0 : 1);
       },
-      testing::ExitedWithCode(0), "");
+      ::testing::ExitedWithCode(0), "");
   EXPECT_EQ(Text(), "[\n\n\n{}\n]\n");
 }
 
@@ -84,7 +82,7 @@ TEST(StandardStreamsTest, MissingStreamsAreOpenedAndOthersStay) {
         const int next = open("/dev/null", O_RDONLY);
         _exit(opened && next > STDERR_FILENO && write(STDOUT_FILENO, "y", 1) == 1 ? 0 : 1);
       },
-      testing::ExitedWithCode(0), "");
+      ::testing::ExitedWithCode(0), "");
   char got = 0;
   EXPECT_EQ(read(pipe_ends[0], &got, 1), 1);
   EXPECT_EQ(got, 'y');
@@ -104,7 +102,7 @@ TEST(StandardStreamsTest, ADescriptorAboveThemIsKeptAndOneOfThemIsReplaced) {
         const bool is_free = fcntl(STDIN_FILENO, F_GETFD) < 0;
         _exit(above > STDERR_FILENO && is_free && fcntl(above, F_GETFD) == FD_CLOEXEC ? 0 : 1);
       },
-      testing::ExitedWithCode(0), "");
+      ::testing::ExitedWithCode(0), "");
 }
 
 TEST_F(EventFileTest, IsLockedUntilItIsCommitted) {
@@ -144,8 +142,7 @@ TEST_F(EventFileTest, KeepsItsContentsWhenTheDiskIsFull) {
     ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
     const absl::Status status = Append(path_, event);
     ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &old), 0);
-    EXPECT_THAT(std::string(status.message()),
-                AllOf(HasSubstr(path_), HasSubstr("File too large")));
+    EXPECT_THAT(status, Says(path_, "File too large"));
     EXPECT_EQ(Text(), before) << room;
   }
   signal(SIGXFSZ, old_handler);
@@ -156,8 +153,7 @@ TEST_F(EventFileTest, RefusesFilesThatCreateDidNotMake) {
   for (const std::string text : {"", "[", "[]", "{}\n]\n", "[\n{\"name\":", "\n]\n"}) {
     std::ofstream(path_) << text;
     const absl::Status status = Append(path_, "{}");
-    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << text;
-    EXPECT_THAT(std::string(status.message()), HasSubstr("start it anew"));
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kFailedPrecondition, "start it anew")) << text;
     EXPECT_EQ(Text(), text);
   }
 }
@@ -174,8 +170,7 @@ TEST_F(EventFileTest, FollowsNoLinks) {
   ASSERT_TRUE(Append(path_, "{}").ok());
   const std::string before = Text();
   for (const absl::Status& status : {EventFile::Create(link), Append(link, "{}")}) {
-    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-    EXPECT_THAT(std::string(status.message()), HasSubstr("symbolic link"));
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument, "symbolic link"));
   }
   EXPECT_EQ(Text(), before);
   unlink(link.c_str());
@@ -184,13 +179,11 @@ TEST_F(EventFileTest, FollowsNoLinks) {
 TEST_F(EventFileTest, RefusesPipesDevicesAndFolders) {
   const std::string pipe = path_ + ".pipe";
   ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
-  EXPECT_THAT(std::string(EventFile::Create(pipe).message()), HasSubstr("not a regular file"));
-  EXPECT_THAT(std::string(EventFile::Create("/dev/null").message()),
-              HasSubstr("not a regular file"));
-  EXPECT_THAT(std::string(EventFile::Create(testing::TempDir()).message()),
-              HasSubstr("Is a directory"));
+  EXPECT_THAT(EventFile::Create(pipe), Says("not a regular file"));
+  EXPECT_THAT(EventFile::Create("/dev/null"), Says("not a regular file"));
+  EXPECT_THAT(EventFile::Create(::testing::TempDir()), Says("Is a directory"));
   unlink(pipe.c_str());
 }
 
 }  // namespace
-}  // namespace ebb::event_file_test
+}  // namespace ebb::testing::event_file_test

@@ -13,12 +13,12 @@
 #include <set>
 #include <thread>
 
+#include "tests/status.h"
 #include "tests/trace/trace_events.h"
 
-namespace ebb::timeline_test {
+namespace ebb::testing::timeline_test {
 namespace {
 
-using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 class TimelineTest : public ::testing::Test {
@@ -54,8 +54,9 @@ class TimelineTest : public ::testing::Test {
     return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
   }
 
-  const std::string path_ = testing::TempDir() + "timeline_test." + std::to_string(getpid()) + "." +
-                            testing::UnitTest::GetInstance()->current_test_info()->name() + ".json";
+  const std::string path_ = ::testing::TempDir() + "timeline_test." + std::to_string(getpid()) +
+                            "." + ::testing::UnitTest::GetInstance()->current_test_info()->name() +
+                            ".json";
 };
 
 size_t Spans(const TraceTracks& tracks) {
@@ -247,11 +248,10 @@ TEST_F(TimelineTest, StartsAnew) {
 TEST_F(TimelineTest, NamesAPathThatCannotBeWritten) {
   const std::string nowhere = path_ + ".d/timeline.json";
   for (const absl::Status& status : {Timeline::Create(nowhere), Filled(0, 1)->AppendTo(nowhere)}) {
-    EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
-    EXPECT_THAT(std::string(status.message()),
-                AllOf(HasSubstr(nowhere), HasSubstr("No such file or directory")));
+    EXPECT_THAT(status,
+                StatusIs(absl::StatusCode::kNotFound, nowhere, "No such file or directory"));
   }
 }
 
 }  // namespace
-}  // namespace ebb::timeline_test
+}  // namespace ebb::testing::timeline_test
