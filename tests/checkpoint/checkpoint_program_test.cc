@@ -12,6 +12,7 @@
 #include <fstream>
 #include <functional>
 #include <memory>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -21,11 +22,13 @@
 #include "ebb/runtime/checkpoint/safetensors.h"
 #include "ebb/runtime/checkpoint/safetensors_writer.h"
 #include "ebb/runtime/checkpoint/tensor_source.h"
+#include "own_folder.h"
 #include "tests/status.h"
 
 namespace ebb::testing::checkpoint_program_test {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 namespace fs = std::filesystem;
 
@@ -33,16 +36,27 @@ struct Ended {
   int code = 0;
   std::string printed;  // both streams
 };
+void PrintTo(const Ended& ended, std::ostream* out) {
+  *out << ended.code << " after " << ended.printed.substr(0, 1000);
+}
 
-class CheckpointProgramTest : public ::testing::Test {
+// With this exit status, and all of these texts printed.
+template <class... Texts>
+auto Ends(int code, const Texts&... texts) {
+  return AllOf(::testing::Field(&Ended::code, code),
+               ::testing::Field(&Ended::printed, AllOf(HasSubstr(""), HasSubstr(texts)...)));
+}
+
+class CheckpointProgramTest : public OwnFolderTest {
  protected:
   CheckpointProgramTest() { fs::create_directories(folder_); }
-  ~CheckpointProgramTest() override { fs::remove_all(folder_); }
 
   std::string Path(const std::string& name) const { return absl::StrCat(folder_, "/", name); }
-  static Ended Run(const std::string& arguments, const std::string& before = "") {
-    FILE* pipe = popen(
-        absl::StrCat(before, "'" EBB_CHECKPOINT_PROGRAM "' ", arguments, " 2>&1").c_str(), "r");
+  // In the test's folder. `before`: shell commands and variables.
+  Ended Run(const std::string& arguments, const std::string& before = "") const {
+    const std::string command = absl::StrCat("cd '", folder_, "' && ", before,
+                                             "'" EBB_CHECKPOINT_PROGRAM "' ", arguments, " 2>&1");
+    FILE* pipe = popen(command.c_str(), "r");
     Ended ended;
     char bytes[4096];
     while (const size_t got = std::fread(bytes, 1, sizeof(bytes), pipe))
@@ -65,35 +79,25 @@ class CheckpointProgramTest : public ::testing::Test {
   void Write(const std::string& path, const std::string& text) const {
     std::ofstream(path, std::ios::binary) << text;
   }
-
-  const std::string folder_ =
-      absl::StrCat(::testing::TempDir(), "/checkpoint_program_",
-                   ::testing::UnitTest::GetInstance()->current_test_info()->name());
 };
 
 TEST_F(CheckpointProgramTest, ConvertsThereAndBackAndSeesOneBit) {
   WriteZeros(Path("a.safetensors"), 30, 40, "model.layers.0.mlp.up_proj.weight");
-  Ended ended = Run(absl::StrCat("import ", Path("a.safetensors"), " ", Path("runs")));
-  ASSERT_EQ(ended.code, 0) << ended.printed;
-  ended = Run(absl::StrCat("inspect ", Path("runs")));
-  EXPECT_EQ(ended.code, 0) << ended.printed;
-  EXPECT_THAT(ended.printed, HasSubstr("rank 0: rank-00000-of-00001.safetensors"));
-  EXPECT_THAT(ended.printed, HasSubstr("have the checksums that were saved"));
-  EXPECT_EQ(Run(absl::StrCat("export ", Path("runs"), " ", Path("out"))).code, 0);
-  EXPECT_EQ(Run(absl::StrCat("diff ", Path("out"), " ", Path("a.safetensors"))).code, 0);
+  ASSERT_THAT(Run("import a.safetensors runs"), Ends(0));
+  EXPECT_THAT(Run("inspect runs"), Ends(0, "rank 0: rank-00000-of-00001.safetensors",
+                                        "have the checksums that were saved"));
+  EXPECT_THAT(Run("export runs out"), Ends(0));
+  EXPECT_THAT(Run("diff out a.safetensors"), Ends(0));
   // An existing folder is left unchanged.
-  EXPECT_EQ(Run(absl::StrCat("export ", Path("runs"), " ", Path("out"))).code, 2);
+  EXPECT_THAT(Run("export runs out"), Ends(2));
 
-  const std::string rank_file = Path("runs/step-000000000/rank-00000-of-00001.safetensors");
-  std::fstream file(rank_file, std::ios::binary | std::ios::in | std::ios::out);
+  const std::string rank_file = "runs/step-000000000/rank-00000-of-00001.safetensors";
+  std::fstream file(Path(rank_file), std::ios::binary | std::ios::in | std::ios::out);
   file.seekp(-1, std::ios::end);
   file.put('\x01');
   file.close();
-  for (const std::string& command : {absl::StrCat("inspect ", Path("runs")),
-                                     absl::StrCat("export ", Path("runs"), " ", Path("damaged"))}) {
-    ended = Run(command);
-    EXPECT_EQ(ended.code, 1) << ended.printed;
-    EXPECT_THAT(ended.printed, HasSubstr(rank_file));
+  for (const char* command : {"inspect runs", "export runs damaged"}) {
+    EXPECT_THAT(Run(command), Ends(1, rank_file));
   }
   EXPECT_FALSE(fs::exists(Path("damaged")));
   EXPECT_TRUE(std::none_of(fs::directory_iterator(folder_), fs::directory_iterator(),
@@ -113,35 +117,30 @@ TEST_F(CheckpointProgramTest, NamesTheReasonOfAnImpossibleRequest) {
   fs::create_symlink(Path("outside.safetensors"), Path("linked/model.safetensors"));
   for (const Wrong& wrong : {Wrong{"", "Try ebb-checkpoint --help"},
                              {"inspect", "PATH is required"},
-                             {"inspect " + Path("absent"), "absent"},
-                             {"inspect " + Path("nothing"), "has no checkpoint of Ebb"},
-                             {"inspect " + Path("link.safetensors"), "a link is there"},
-                             {"inspect " + Path("linked"), "a link is there"},
-                             {"export " + Path("nothing") + " x --file-size 0", "is not a size"},
-                             {"export " + Path("nothing") + " x --dtype int4", "--dtype"}}) {
-    const Ended ended = Run(wrong.arguments);
-    EXPECT_EQ(ended.code, 2) << wrong.arguments << ended.printed;
-    EXPECT_THAT(ended.printed, HasSubstr(wrong.said));
+                             {"inspect absent", "absent"},
+                             {"inspect nothing", "has no checkpoint of Ebb"},
+                             {"inspect link.safetensors", "a link is there"},
+                             {"inspect linked", "a link is there"},
+                             {"export nothing x --file-size 0", "is not a size"},
+                             {"export nothing x --dtype int4", "--dtype"}}) {
+    EXPECT_THAT(Run(wrong.arguments), Ends(2, wrong.said)) << wrong.arguments;
   }
 }
 
 TEST_F(CheckpointProgramTest, HelpOfEachCommandHasExamples) {
   const Ended help = Run("--help");
-  EXPECT_EQ(help.code, 0);
-  EXPECT_THAT(help.printed, HasSubstr("Exit status"));
+  EXPECT_THAT(help, Ends(0, "Exit status"));
   for (const std::string command : {"inspect", "diff", "export", "import"}) {
     EXPECT_THAT(help.printed, HasSubstr(command));
-    const Ended of_command = Run(command + " --help");
-    EXPECT_EQ(of_command.code, 0);
-    EXPECT_THAT(of_command.printed, HasSubstr("Examples:\n  ebb-checkpoint " + command));
-    EXPECT_THAT(of_command.printed, HasSubstr("a checkpoint, a folder of them"));
+    EXPECT_THAT(Run(command + " --help"), Ends(0, "Examples:\n  ebb-checkpoint " + command,
+                                               "a checkpoint, a folder of them"));
   }
 }
 
 // Only on a terminal, and wiped at the end.
 TEST_F(CheckpointProgramTest, ATerminalShowsHowFarItIs) {
   WriteZeros(Path("a.safetensors"), 30, 40, "w");
-  const std::string inspect = "inspect " + Path("a.safetensors");
+  const std::string inspect = "inspect a.safetensors";
   EXPECT_EQ(Run(inspect).printed.find('\r'), std::string::npos);
 
   int terminal = -1;
@@ -181,9 +180,7 @@ TEST_F(CheckpointProgramTest, AnIndexNamesFilesBesideItAndNoOthers) {
   WriteZeros(Path("model-1.safetensors"), 2, 3, "a");
   Write(Path(kSafetensorsIndex),
         R"({"weight_map": {"a": "model-1.safetensors", "b": "model-1.safetensors"}})");
-  const Ended ended = Run("inspect " + folder_);
-  EXPECT_EQ(ended.code, 1);
-  EXPECT_THAT(ended.printed, HasSubstr("has 1 of the 2 tensors"));
+  EXPECT_THAT(Run("inspect ."), Ends(1, "has 1 of the 2 tensors"));
 }
 
 // A writer that names one file, and then removes the earlier index, like transformers, may have
@@ -191,9 +188,7 @@ TEST_F(CheckpointProgramTest, AnIndexNamesFilesBesideItAndNoOthers) {
 TEST_F(CheckpointProgramTest, OneFileIsReadBeforeAnIndex) {
   WriteZeros(Path(kSafetensorsFile), 2, 3, "new");
   Write(Path(kSafetensorsIndex), R"({"weight_map": {"old": "model-1.safetensors"}})");
-  const Ended ended = Run("inspect " + folder_);
-  EXPECT_EQ(ended.code, 0);
-  EXPECT_THAT(ended.printed, HasSubstr("new"));
+  EXPECT_THAT(Run("inspect ."), Ends(0, "new"));
 }
 
 // A script stands for python3 with torch and the package ebb. torch_files_test.py has the real ones.
@@ -211,13 +206,10 @@ TEST_F(CheckpointProgramTest, PythonSaysWhereTheTensorsOfTorchLie) {
     fs::remove_all(Path("runs"));
     Write(Path("python3"), "#!/bin/sh\n" + script + "\n");
     fs::permissions(Path("python3"), fs::perms::owner_all);
-    return Run(absl::StrCat("import ", Path("m.bin"), " ", Path("runs")),
-               absl::StrCat("PATH='", folder_, "':$PATH "));
+    return Run("import m.bin runs", absl::StrCat("PATH='", folder_, "':$PATH "));
   };
-  Ended ended = import("echo a warning >&2\necho '" + answer + "'");
-  EXPECT_EQ(ended.code, 0) << ended.printed;
-  EXPECT_THAT(ended.printed, HasSubstr("imported 1 tensors of m as"));
-  EXPECT_THAT(ended.printed, HasSubstr("left out: long, which is no parameter"));
+  EXPECT_THAT(import("echo a warning >&2\necho '" + answer + "'"),
+              Ends(0, "imported 1 tensors of m as", "left out: long, which is no parameter"));
   ASSERT_OK_AND_ASSIGN(const auto imported, OpenTensorSource(Path("runs/step-000000005")));
   EXPECT_EQ(imported->description().state.applied_steps, 3);
   EXPECT_EQ(imported->description().state.loss_scaler.scale, 8);
@@ -239,16 +231,13 @@ TEST_F(CheckpointProgramTest, PythonSaysWhereTheTensorsOfTorchLie) {
       {"echo '" + answer + "' | sed s/3,/-3,/", 2, "impossible steps"},
       {"echo '" + answer + "' | sed 's/: 8}]/: 9}]/'", 1, "m.bin"}};
   for (const auto& wrong : kWrong) {
-    ended = import(wrong.script);
-    EXPECT_EQ(ended.code, wrong.code) << wrong.script << ended.printed;
-    EXPECT_THAT(ended.printed, HasSubstr(wrong.said));
+    const Ended ended = import(wrong.script);
+    EXPECT_THAT(ended, Ends(wrong.code, wrong.said)) << wrong.script;
     EXPECT_EQ(ended.printed.find("Traceback"), std::string::npos);
     EXPECT_FALSE(fs::exists(Path("runs"))) << wrong.script;
   }
-  ended = Run("inspect " + Path("m.bin"), "PATH=/nowhere ");
-  EXPECT_EQ(ended.code, 2);
-  EXPECT_THAT(ended.printed, HasSubstr("pip install torch"));
-  EXPECT_THAT(ended.printed, HasSubstr("python3: No such file or directory"));
+  EXPECT_THAT(Run("inspect m.bin", "PATH=/nowhere "),
+              Ends(2, "pip install torch", "python3: No such file or directory"));
 }
 
 TEST_F(CheckpointProgramTest, OfFilesOfTorchTheLibraryNamesTheProgramThatImportsThem) {
@@ -279,13 +268,9 @@ TEST_F(CheckpointProgramTest, MemoryDoesNotDependOnTheModel) {
   // 192 MiB within 160 of address space, transposed on the way in and out.
   WriteZeros(Path("large.safetensors"), 6144, 8192, "h.0.mlp.c_fc.weight");
   const std::string limit = "ulimit -v 163840; ";
-  for (const std::string& command :
-       {absl::StrCat("import ", Path("large.safetensors"), " ", Path("runs")),
-        absl::StrCat("inspect ", Path("runs")),
-        absl::StrCat("export ", Path("runs"), " ", Path("out")),
-        absl::StrCat("diff ", Path("runs"), " ", Path("runs"))}) {
-    const Ended ended = Run(command, limit);
-    EXPECT_EQ(ended.code, 0) << ended.printed;
+  for (const char* command :
+       {"import large.safetensors runs", "inspect runs", "export runs out", "diff runs runs"}) {
+    EXPECT_THAT(Run(command, limit), Ends(0));
   }
 }
 
@@ -316,39 +301,31 @@ TEST_F(CheckpointProgramTest, AHugeHeaderTakesLessThan1GiB) {
       filled(R"({")", [](int64_t) { return "aaaaaaaa"; }, R"(":1})")};
   for (const std::string& header : headers) {
     Write(Path("huge.safetensors"), header);
-    const Ended ended = Run("inspect " + Path("huge.safetensors"), "ulimit -v 1048576; ");
-    EXPECT_EQ(ended.code, 1) << ended.printed.substr(0, 1000);
-    EXPECT_THAT(ended.printed.substr(0, 1000), HasSubstr("huge.safetensors"));
+    EXPECT_THAT(Run("inspect huge.safetensors", "ulimit -v 1048576; "),
+                Ends(1, "huge.safetensors"));
   }
 }
 
 TEST_F(CheckpointProgramTest, AnImportMovesNoOtherCheckpointUnasked) {
   WriteZeros(Path("a.safetensors"), 3, 4, "w");
-  const std::string import = absl::StrCat("import ", Path("a.safetensors"), " ", Path("runs"));
-  ASSERT_EQ(Run(import).code, 0);
+  const std::string import = "import a.safetensors runs";
+  ASSERT_THAT(Run(import), Ends(0));
   std::ofstream(Path("runs/step-000000000/note")) << "of the first";
-  Ended ended = Run(import);
-  EXPECT_EQ(ended.code, 2);
-  EXPECT_THAT(ended.printed, HasSubstr("'" + Path("runs") + "' has checkpoints"));
-  EXPECT_THAT(ended.printed, HasSubstr("--force"));
+  EXPECT_THAT(Run(import), Ends(2, "'runs' has checkpoints", "--force"));
   EXPECT_TRUE(fs::exists(Path("runs/step-000000000/note")));
-  ended = Run(import + " --force");
-  EXPECT_EQ(ended.code, 0) << ended.printed;
+  EXPECT_THAT(Run(import + " --force"), Ends(0));
   EXPECT_FALSE(fs::exists(Path("runs/step-000000000/note")));
 }
 
 TEST_F(CheckpointProgramTest, AFailedImportLeavesNothing) {
   WriteZeros(Path("a.safetensors"), 300, 400, "w");
-  const Ended ended =
-      Run(absl::StrCat("import ", Path("a.safetensors"), " ", Path("runs")), "ulimit -f 8; ");
-  EXPECT_EQ(ended.code, 2);
-  EXPECT_THAT(ended.printed, HasSubstr("ulimit -f"));
+  EXPECT_THAT(Run("import a.safetensors runs", "ulimit -f 8; "), Ends(2, "ulimit -f"));
   EXPECT_FALSE(fs::exists(Path("runs")));
 }
 
 TEST_F(CheckpointProgramTest, InspectReportsADamagedNewestCheckpointAndNamesTheOlderOne) {
   WriteZeros(Path("a.safetensors"), 3, 4, "w");
-  ASSERT_EQ(Run(absl::StrCat("import ", Path("a.safetensors"), " ", Path("runs"))).code, 0);
+  ASSERT_THAT(Run("import a.safetensors runs"), Ends(0));
   const std::string older = Path("runs/step-000000000"), newer = Path("runs/step-000000001");
   const struct {
     const char* what;
@@ -374,12 +351,10 @@ TEST_F(CheckpointProgramTest, InspectReportsADamagedNewestCheckpointAndNamesTheO
     fs::remove_all(newer);
     fs::copy(older, newer, fs::copy_options::recursive);
     Write(Path("runs/latest"), "step-000000001\n");
-    EXPECT_EQ(Run("inspect " + Path("runs")).code, 0);
+    EXPECT_THAT(Run("inspect runs"), Ends(0));
     damage.damage(newer + "/rank-00000-of-00001.safetensors");
-    const Ended ended = Run("inspect " + Path("runs"));
-    EXPECT_EQ(ended.code, 1) << ended.printed;
-    EXPECT_THAT(ended.printed, HasSubstr(damage.said));
-    EXPECT_THAT(ended.printed, HasSubstr("name an older checkpoint: '" + older + "'"));
+    EXPECT_THAT(Run("inspect runs"),
+                Ends(1, damage.said, "name an older checkpoint: 'runs/step-000000000'"));
   }
 }
 

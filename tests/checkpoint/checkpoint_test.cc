@@ -7,7 +7,6 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
-#include <fstream>
 #include <optional>
 #include <string>
 #include <vector>
@@ -19,6 +18,7 @@
 #include "ebb/runtime/checkpoint/manifest.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/trace/log.h"
+#include "own_folder.h"
 #include "tests/offload/system_files.h"
 #include "tests/status.h"
 #include "way.h"
@@ -33,17 +33,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 namespace fs = std::filesystem;
 
-class CheckpointTest : public ::testing::Test {
- protected:
-  CheckpointTest()
-      : folder_(absl::StrCat(::testing::TempDir(), "/",
-                             ::testing::UnitTest::GetInstance()->current_test_info()->name())) {
-    fs::remove_all(folder_);
-  }
-  ~CheckpointTest() override { fs::remove_all(folder_); }
-
-  const std::string folder_;
-};
+class CheckpointTest : public OwnFolderTest {};
 
 const Way kWays[] = {{.world = 1, .stage = 0},
                      {.world = 2, .stage = 0},
@@ -64,42 +54,28 @@ TEST_F(CheckpointTest, ResumesBitForBitAtAnyStageAndTierOfItsWorld) {
         return way;
       };
       ParameterValues expected;
-      ASSERT_EQ(RunWay(way_of({.world = world, .stage = 1}),
-                       [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
-                         EBB_RETURN_IF_ERROR(Train(engine, model, rank, 0, 4));
-                         return KeepMasters(engine, model, rank, expected);
-                       }),
-                absl::OkStatus());
+      OnWay(way_of({.world = world, .stage = 1}), [&](Engine& engine, ToyModel& model, int rank) {
+        ASSERT_OK(Train(engine, model, rank, 0, 4));
+        ASSERT_OK(KeepMasters(engine, model, rank, expected));
+      });
       for (const Way& saver : kWays) {
         if (saver.world != world) continue;
         fs::remove_all(folder_);
-        ASSERT_EQ(RunWay(way_of(saver),
-                         [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
-                           EBB_RETURN_IF_ERROR(Train(engine, model, rank, 0, 2));
-                           return SaveCheckpoint(engine, folder_).status();
-                         }),
-                  absl::OkStatus());
+        TrainAndSave(way_of(saver), 2, folder_);
         for (const Way& loader : kWays) {
           // Each pair of ways with one dtype, each way with all.
           const auto turn = &saver - kWays + (&loader - kWays) - static_cast<int>(compute);
           if (loader.world != world || (!Full() && world > 1 && turn % 3 != 0)) continue;
-          ASSERT_EQ(RunWay(way_of(loader),
-                           [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
-                             EBB_ASSIGN_OR_RETURN(const LoadedCheckpoint loaded,
-                                                  LoadCheckpoint(engine, folder_));
-                             EXPECT_EQ(loaded.path, folder_ + "/step-000000002");
-                             EXPECT_EQ(loaded.state.finished_steps, 2);
-                             EBB_RETURN_IF_ERROR(Train(engine, model, rank, 2, 4));
-                             EBB_ASSIGN_OR_RETURN(
-                                 const ParameterValues masters,
-                                 GatherAll(engine, model.spec(), StateClass::kMaster));
-                             EXPECT_EQ(masters, expected)
-                                 << "stage " << saver.stage << " tier "
-                                 << static_cast<int>(saver.tier) << " to stage " << loader.stage
-                                 << " tier " << static_cast<int>(loader.tier) << " world " << world;
-                             return absl::OkStatus();
-                           }),
-                    absl::OkStatus());
+          OnWay(way_of(loader), [&](Engine& engine, ToyModel& model, int rank) {
+            ASSERT_OK_AND_ASSIGN(const LoadedCheckpoint loaded, LoadCheckpoint(engine, folder_));
+            EXPECT_EQ(loaded.path, At(2));
+            EXPECT_EQ(loaded.state.finished_steps, 2);
+            ASSERT_OK(Train(engine, model, rank, 2, 4));
+            SCOPED_TRACE(absl::StrCat("stage ", saver.stage, " tier ", static_cast<int>(saver.tier),
+                                      " to stage ", loader.stage, " tier ",
+                                      static_cast<int>(loader.tier), " world ", world));
+            ExpectMasters(engine, model, expected);
+          });
         }
       }
     }
@@ -112,34 +88,24 @@ TEST_F(CheckpointTest, ASaveBesideStepsHasTheStateOfItsStep) {
     way.compute = DType::kBFloat16;
     fs::remove_all(folder_);
     ParameterValues expected;
-    ASSERT_EQ(RunWay(way,
-                     [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
-                       EBB_RETURN_IF_ERROR(Train(engine, model, rank, 0, 2));
-                       EBB_ASSIGN_OR_RETURN(const SaveTicket second, SaveAsync(engine, folder_));
-                       EBB_RETURN_IF_ERROR(Train(engine, model, rank, 2, 3));
-                       EBB_ASSIGN_OR_RETURN(const SaveTicket third,
-                                            SaveAsync(engine, folder_, {.keep = 2}));
-                       EXPECT_TRUE(second.Done());
-                       EXPECT_EQ(second.Wait().value_or("none"), folder_ + "/step-000000002");
-                       EBB_RETURN_IF_ERROR(Train(engine, model, rank, 3, 4));
-                       EXPECT_EQ(third.Wait().value_or("none"), folder_ + "/step-000000003");
-                       return KeepMasters(engine, model, rank, expected);
-                     }),
-              absl::OkStatus());
+    OnWay(way, [&](Engine& engine, ToyModel& model, int rank) {
+      ASSERT_OK(Train(engine, model, rank, 0, 2));
+      ASSERT_OK_AND_ASSIGN(const SaveTicket second, SaveAsync(engine, folder_));
+      ASSERT_OK(Train(engine, model, rank, 2, 3));
+      ASSERT_OK_AND_ASSIGN(const SaveTicket third, SaveAsync(engine, folder_, {.keep = 2}));
+      EXPECT_TRUE(second.Done());
+      EXPECT_EQ(second.Wait().value_or("none"), At(2));
+      ASSERT_OK(Train(engine, model, rank, 3, 4));
+      EXPECT_EQ(third.Wait().value_or("none"), At(3));
+      ASSERT_OK(KeepMasters(engine, model, rank, expected));
+    });
     for (const int step : {2, 3}) {
-      const std::string path = absl::StrCat(folder_, "/", CheckpointName(step));
-      ASSERT_EQ(RunWay(way,
-                       [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
-                         EBB_ASSIGN_OR_RETURN(const LoadedCheckpoint loaded,
-                                              LoadCheckpoint(engine, path));
-                         EXPECT_EQ(loaded.state.finished_steps, step);
-                         EBB_RETURN_IF_ERROR(Train(engine, model, rank, step, 4));
-                         EBB_ASSIGN_OR_RETURN(const ParameterValues masters,
-                                              GatherAll(engine, model.spec(), StateClass::kMaster));
-                         EXPECT_EQ(masters, expected);
-                         return absl::OkStatus();
-                       }),
-                absl::OkStatus());
+      OnWay(way, [&](Engine& engine, ToyModel& model, int rank) {
+        ASSERT_OK_AND_ASSIGN(const LoadedCheckpoint loaded, LoadCheckpoint(engine, At(step)));
+        EXPECT_EQ(loaded.state.finished_steps, step);
+        ASSERT_OK(Train(engine, model, rank, step, 4));
+        ExpectMasters(engine, model, expected);
+      });
     }
   }
 }
@@ -163,35 +129,31 @@ TEST_F(CheckpointTest, EvaluationsAccumulationAndSuspensionBesideASaveChangeNoth
     ParameterValues expected;
     enum { kUnbroken, kSaves, kResumed };
     for (const int run : {kUnbroken, kSaves, kResumed}) {
-      ASSERT_EQ(
-          RunWay(way,
-                 [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
-                   std::optional<SaveTicket> saving;
-                   if (run == kResumed) {
-                     EBB_RETURN_IF_ERROR(LoadCheckpoint(engine, folder_).status());
-                   } else {
-                     EBB_RETURN_IF_ERROR(Train(engine, model, rank, 0, 2));
-                   }
-                   if (run == kSaves) {
-                     EBB_ASSIGN_OR_RETURN(saving, SaveAsync(engine, folder_));
-                     EBB_RETURN_IF_ERROR(model.Evaluate(engine, rank, way.micro_batches).status());
-                   }
-                   EBB_RETURN_IF_ERROR(Train(engine, model, rank, 2, 3));
-                   if (run == kSaves) {
-                     EBB_RETURN_IF_ERROR(engine.Suspend());
-                     EBB_RETURN_IF_ERROR(engine.Resume());
-                     EBB_RETURN_IF_ERROR(model.Evaluate(engine, rank, way.micro_batches).status());
-                   }
-                   EBB_RETURN_IF_ERROR(Train(engine, model, rank, 3, 5));
-                   if (run == kSaves) EBB_RETURN_IF_ERROR(saving->Wait().status());
-                   EBB_ASSIGN_OR_RETURN(ParameterValues masters,
-                                        GatherAll(engine, model.spec(), StateClass::kMaster));
-                   if (rank != 0) return absl::OkStatus();
-                   if (run == kUnbroken) expected = masters;
-                   EXPECT_EQ(masters, expected) << (run == kSaves ? "saves" : "resumed");
-                   return absl::OkStatus();
-                 }),
-          absl::OkStatus());
+      OnWay(way, [&](Engine& engine, ToyModel& model, int rank) {
+        std::optional<SaveTicket> saving;
+        if (run == kResumed) {
+          ASSERT_OK(LoadCheckpoint(engine, folder_).status());
+        } else {
+          ASSERT_OK(Train(engine, model, rank, 0, 2));
+        }
+        if (run == kSaves) {
+          ASSERT_OK_AND_ASSIGN(saving, SaveAsync(engine, folder_));
+          ASSERT_OK(model.Evaluate(engine, rank, way.micro_batches).status());
+        }
+        ASSERT_OK(Train(engine, model, rank, 2, 3));
+        if (run == kSaves) {
+          ASSERT_OK(engine.Suspend());
+          ASSERT_OK(engine.Resume());
+          ASSERT_OK(model.Evaluate(engine, rank, way.micro_batches).status());
+        }
+        ASSERT_OK(Train(engine, model, rank, 3, 5));
+        if (run == kSaves) ASSERT_OK(saving->Wait().status());
+        ASSERT_OK_AND_ASSIGN(ParameterValues masters,
+                             GatherAll(engine, model.spec(), StateClass::kMaster));
+        if (rank != 0) return;
+        if (run == kUnbroken) expected = masters;
+        EXPECT_EQ(masters, expected) << (run == kSaves ? "saves" : "resumed");
+      });
     }
   }
 }
@@ -200,29 +162,18 @@ TEST_F(CheckpointTest, WithoutMastersTheParametersAreKeptAsTheyAre) {
   const Way way = {
       .world = 2, .stage = 3, .compute = DType::kBFloat16, .stochastic_rounding = true};
   ParameterValues expected;
-  for (const bool interrupted : {false, true}) {
-    ASSERT_EQ(
-        RunWay(way,
-               [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
-                 EBB_RETURN_IF_ERROR(Train(engine, model, rank, 0, 2));
-                 if (!interrupted) EBB_RETURN_IF_ERROR(Train(engine, model, rank, 2, 4));
-                 EBB_ASSIGN_OR_RETURN(ParameterValues values,
-                                      GatherAll(engine, model.spec(), StateClass::kParameter));
-                 if (!interrupted && rank == 0) expected = std::move(values);
-                 return interrupted ? SaveCheckpoint(engine, folder_).status() : absl::OkStatus();
-               }),
-        absl::OkStatus());
-  }
-  ASSERT_EQ(RunWay(way,
-                   [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
-                     EBB_RETURN_IF_ERROR(LoadCheckpoint(engine, folder_).status());
-                     EBB_RETURN_IF_ERROR(Train(engine, model, rank, 2, 4));
-                     EBB_ASSIGN_OR_RETURN(const ParameterValues values,
-                                          GatherAll(engine, model.spec(), StateClass::kParameter));
-                     EXPECT_EQ(values, expected);
-                     return absl::OkStatus();
-                   }),
-            absl::OkStatus());
+  OnWay(way, [&](Engine& engine, ToyModel& model, int rank) {
+    ASSERT_OK(Train(engine, model, rank, 0, 4));
+    ASSERT_OK_AND_ASSIGN(ParameterValues values,
+                         GatherAll(engine, model.spec(), StateClass::kParameter));
+    if (rank == 0) expected = std::move(values);
+  });
+  TrainAndSave(way, 2, folder_);
+  OnWay(way, [&](Engine& engine, ToyModel& model, int rank) {
+    ASSERT_OK(LoadCheckpoint(engine, folder_).status());
+    ASSERT_OK(Train(engine, model, rank, 2, 4));
+    ExpectMasters(engine, model, expected, StateClass::kParameter);
+  });
 }
 
 std::string WarningsOfALoad(const std::string& folder, const Way& way) {
@@ -230,9 +181,8 @@ std::string WarningsOfALoad(const std::string& folder, const Way& way) {
   SendLogTo([&](LogLevel level, std::string_view line) {
     if (level == LogLevel::kWarning) warnings += line;
   });
-  EXPECT_EQ(RunWay(way, [&](Engine& engine, ToyModel&,
-                            int) { return LoadCheckpoint(engine, folder).status(); }),
-            absl::OkStatus());
+  OnWay(way,
+        [&](Engine& engine, ToyModel&, int) { return LoadCheckpoint(engine, folder).status(); });
   SendLogTo({});
   return warnings;
 }
@@ -243,9 +193,7 @@ TEST_F(CheckpointTest, WarnsOfKeysThatChangeTheBitsOfTheSavedRun) {
                      .compute = DType::kBFloat16,
                      .timing = Timing::kOff,
                      .micro_batches = 2};
-  ASSERT_EQ(RunWay(saver, [&](Engine& engine, ToyModel&,
-                              int) { return SaveCheckpoint(engine, folder_).status(); }),
-            absl::OkStatus());
+  TrainAndSave(saver, 0, folder_);
   const auto warned = [&](const Way& loader) { return WarningsOfALoad(folder_, loader); };
   EXPECT_THAT(warned(saver), Not(HasSubstr("had another")));
   Way other = saver;
@@ -301,9 +249,7 @@ TEST_F(CheckpointTest, TheLogNamesTheStepOfEachPartOfAWorld) {
 TEST_F(CheckpointTest, WarnsOfAnotherReductionGroupAlsoIfNoKeyHasChanged) {
   const auto save = [&](const Way& way) {
     fs::remove_all(folder_);
-    ASSERT_EQ(RunWay(way, [&](Engine& engine, ToyModel&,
-                              int) { return SaveCheckpoint(engine, folder_).status(); }),
-              absl::OkStatus());
+    TrainAndSave(way, 0, folder_);
   };
   const Way of_host = {.world = 4, .stage = 3};
   const auto with = [&](int group) {
@@ -323,10 +269,9 @@ TEST_F(CheckpointTest, WarnsOfAnotherReductionGroupAlsoIfNoKeyHasChanged) {
   EXPECT_THAT(WarningsOfALoad(folder_, {.world = 4, .stage = 3, .shard_group = 2}),
               HasSubstr("had another ebb.reduction_group (4, now 2"));
   // An older version's does not say which it had.
-  const std::string path = folder_ + "/step-000000000";
-  Manifest older = *ReadManifest(path);
+  Manifest older = *ReadManifest(At(0));
   older.reduction_group = 0;
-  ASSERT_EQ(ReplaceFile(path + "/" + kManifestName, ToText(older)), absl::OkStatus());
+  ASSERT_OK(ReplaceFile(At(0) + "/" + kManifestName, ToText(older)));
   EXPECT_EQ(WarningsOfALoad(folder_, with(2)), "");
 }
 
@@ -348,8 +293,7 @@ TEST_F(CheckpointTest, ARunThatGoesOnRemovesItsOwnOldOnesAlone) {
   EXPECT_THAT(*CheckpointsIn(folder_), ElementsAre("step-000000003", "step-000000001"));
   ASSERT_EQ(run(3, 5, /*resumes=*/true), absl::OkStatus());  // the other one goes on
   EXPECT_THAT(*CheckpointsIn(folder_), ElementsAre("step-000000005", "step-000000001"));
-  const absl::Status same_step = run(0, 5, /*resumes=*/false);
-  EXPECT_THAT(same_step, Says("is of another run"));
+  EXPECT_THAT(run(0, 5, /*resumes=*/false), Says("is of another run"));
 }
 
 TEST_F(CheckpointTest, ForksOfOneCheckpointKeepTheirOwn) {
@@ -366,16 +310,13 @@ TEST_F(CheckpointTest, ForksOfOneCheckpointKeepTheirOwn) {
   ASSERT_EQ(run(0, 1, folder_), absl::OkStatus());
   ASSERT_EQ(run(1, 2, forks), absl::OkStatus());
   // A run that goes on there has to load before it asks.
-  EXPECT_EQ(RunWay({.world = 2, .stage = 3},
-                   [&](Engine& engine, ToyModel&, int) -> absl::Status {
-                     const absl::Status early = CheckSaves(engine, forks, 3);
-                     EXPECT_THAT(early, Says("loads it first (LoadCheckpoint, then CheckSaves"));
-                     EBB_RETURN_IF_ERROR(LoadCheckpoint(engine, forks).status());
-                     return CheckSaves(engine, forks, 3);
-                   }),
-            absl::OkStatus());
-  const absl::Status refused = run(1, 3, forks);
-  EXPECT_THAT(refused, Says("step-000000002' is of another run"));
+  OnWay({.world = 2, .stage = 3}, [&](Engine& engine, ToyModel&, int) {
+    EXPECT_THAT(CheckSaves(engine, forks, 3),
+                Says("loads it first (LoadCheckpoint, then CheckSaves"));
+    ASSERT_OK(LoadCheckpoint(engine, forks).status());
+    ASSERT_OK(CheckSaves(engine, forks, 3));
+  });
+  EXPECT_THAT(run(1, 3, forks), Says("step-000000002' is of another run"));
   fs::rename(forks + "/step-000000002", forks + "/step-000000004");
   ASSERT_EQ(run(1, 3, forks), absl::OkStatus());
   EXPECT_THAT(*CheckpointsIn(forks), ElementsAre("step-000000004", "step-000000003"));
@@ -383,64 +324,34 @@ TEST_F(CheckpointTest, ForksOfOneCheckpointKeepTheirOwn) {
 
 TEST_F(CheckpointTest, TheTrainersOwnBytesComeBack) {
   const std::string bytes("\0\x01\xff", 3);
-  ASSERT_EQ(RunWay({.world = 2, .stage = 1},
-                   [&](Engine& engine, ToyModel&, int rank) {
-                     return SaveCheckpoint(
-                                engine, folder_,
-                                {.trainer = {{"place", rank == 0 ? bytes : "of another rank"}},
-                                 .of_this_rank = {{"random", absl::StrCat("rank ", rank)}}})
-                         .status();
-                   }),
-            absl::OkStatus());
+  OnWay({.world = 2, .stage = 1}, [&](Engine& engine, ToyModel&, int rank) {
+    return SaveCheckpoint(engine, folder_,
+                          {.trainer = {{"place", rank == 0 ? bytes : "of another rank"}},
+                           .of_this_rank = {{"random", absl::StrCat("rank ", rank)}}})
+        .status();
+  });
   for (const int world : {1, 2}) {
-    ASSERT_EQ(RunWay({.world = world, .stage = 1},
-                     [&](Engine& engine, ToyModel&, int rank) -> absl::Status {
-                       EBB_ASSIGN_OR_RETURN(const LoadedCheckpoint loaded,
-                                            LoadCheckpoint(engine, folder_));
-                       EXPECT_EQ(loaded.trainer.at("place"), bytes);
-                       EXPECT_EQ(loaded.ranks, 2);
-                       if (world == 2) {
-                         EXPECT_EQ(loaded.of_this_rank.at("random"), absl::StrCat("rank ", rank));
-                       } else {
-                         EXPECT_TRUE(loaded.of_this_rank.empty());
-                       }
-                       return absl::OkStatus();
-                     }),
-              absl::OkStatus());
+    OnWay({.world = world, .stage = 1}, [&](Engine& engine, ToyModel&, int rank) {
+      ASSERT_OK_AND_ASSIGN(const LoadedCheckpoint loaded, LoadCheckpoint(engine, folder_));
+      EXPECT_EQ(loaded.trainer.at("place"), bytes);
+      EXPECT_EQ(loaded.ranks, 2);
+      if (world == 2) {
+        EXPECT_EQ(loaded.of_this_rank.at("random"), absl::StrCat("rank ", rank));
+      } else {
+        EXPECT_TRUE(loaded.of_this_rank.empty());
+      }
+    });
   }
 }
 
-void FlipBit(const std::string& path, int64_t at) {
-  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
-  file.seekg(at);
-  const char byte = static_cast<char>(file.get() ^ 4);
-  file.seekp(at);
-  file.put(byte);
-}
-
-// Damage that a checkpoint may suffer.
-using Damage = std::function<void(const std::string& checkpoint)>;
 constexpr char kFile[] = "/rank-00001-of-00002.safetensors", kManifest[] = "/manifest.json";
-
-Damage Flips(const char* file, int64_t at) {
-  return [=](const std::string& in) { FlipBit(in + file, at); };
-}
-Damage Cuts(int64_t bytes) {
-  return [=](const std::string& in) { fs::resize_file(in + kFile, static_cast<uintmax_t>(bytes)); };
-}
-Damage Removes(const char* file) {
-  return [=](const std::string& in) { fs::remove_all(in + file); };
-}
 
 // The errors of a load on all ranks, after `change` of the files.
 absl::Status LoadAfter(const std::string& folder, const Damage& change, const ModelSpec& model,
                        const LoadOptions& options = {}) {
   const Way way = {.world = 2, .stage = 3};
   fs::remove_all(folder);
-  EBB_RETURN_IF_ERROR(RunWay(way, [&](Engine& engine, ToyModel& toy, int rank) -> absl::Status {
-    EBB_RETURN_IF_ERROR(Train(engine, toy, rank, 0, 1));
-    return SaveCheckpoint(engine, folder).status();
-  }));
+  TrainAndSave(way, 1, folder);
   change(folder + "/step-000000001");
   absl::Status statuses[2];
   EBB_RETURN_IF_ERROR(RunThreads(way.world, [&](World world) -> absl::Status {
@@ -463,14 +374,10 @@ TEST_F(CheckpointTest, NamesAChangedFileOnEveryRank) {
   const Change kChanges[] = {
       {"nothing", [](const std::string&) {}, {}},
       {"a bit of the data", Flips(kFile, 4096 + 100), {"rank-00001", "checksum"}},
-      {"the last byte",
-       [](const std::string& at) {
-         FlipBit(at + kFile, static_cast<int64_t>(fs::file_size(at + kFile)) - 1);
-       },
-       {"rank-00001", "checksum"}},
+      {"the last byte", Flips(kFile, -1), {"rank-00001", "checksum"}},
       {"a bit of the header", Flips(kFile, 200), {"rank-00001"}},
-      {"a cut file", Cuts(5000), {"rank-00001"}},
-      {"an empty file", Cuts(0), {"rank-00001"}},
+      {"a cut file", Cuts(kFile, 5000), {"rank-00001"}},
+      {"an empty file", Cuts(kFile, 0), {"rank-00001"}},
       {"a missing file", Removes(kFile), {"rank-00001"}},
       {"a link",
        [](const std::string& at) {
@@ -499,33 +406,28 @@ TEST_F(CheckpointTest, AModelThatDoesNotFitIsNamed) {
   const auto nothing = [](const std::string&) {};
   ModelSpec more = ToyModel({.groups = true}).spec();
   more.Add(UnitId{0}, {.name = "new", .shape = {3}, .init = Constant(7)});
-  absl::Status status = LoadAfter(folder_, nothing, more);
-  EXPECT_THAT(status, Says("it lacks the parameter 'new'", "LoadOptions::partial"));
+  EXPECT_THAT(LoadAfter(folder_, nothing, more),
+              Says("it lacks the parameter 'new'", "LoadOptions::partial"));
   EXPECT_EQ(LoadAfter(folder_, nothing, more, {.partial = true}), absl::OkStatus());
 
   ModelSpec other = ToyModel({.groups = true}).spec();
   other.parameters[0].name = "renamed";
-  status = LoadAfter(folder_, nothing, other);
-  EXPECT_THAT(status, Says("lacks the parameter 'renamed'", "which the model lacks"));
+  EXPECT_THAT(LoadAfter(folder_, nothing, other),
+              Says("lacks the parameter 'renamed'", "which the model lacks"));
 
   ModelSpec wider = ToyModel({.width = 14, .groups = true}).spec();
-  status = LoadAfter(folder_, nothing, wider, {.partial = true});
-  EXPECT_THAT(status, Says("has the shape"));
+  EXPECT_THAT(LoadAfter(folder_, nothing, wider, {.partial = true}), Says("has the shape"));
 }
 
 TEST_F(CheckpointTest, AnErrorOfOneRankIsEveryRanksAndTheOlderOneStays) {
   absl::Status statuses[2];
-  ASSERT_EQ(
-      RunWay({.world = 2, .stage = 3},
-             [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
-               EBB_RETURN_IF_ERROR(model.Train(engine, rank, 0, {}));
-               EBB_RETURN_IF_ERROR(SaveCheckpoint(engine, folder_).status());
-               EBB_RETURN_IF_ERROR(model.Train(engine, rank, 1, {}));
-               statuses[rank] =
-                   SaveCheckpoint(engine, rank == 0 ? folder_ : folder_ + "/nowhere").status();
-               return model.Train(engine, rank, 2, {});
-             }),
-      absl::OkStatus());
+  OnWay({.world = 2, .stage = 3}, [&](Engine& engine, ToyModel& model, int rank) {
+    ASSERT_OK(model.Train(engine, rank, 0, {}));
+    ASSERT_OK(SaveCheckpoint(engine, folder_).status());
+    ASSERT_OK(model.Train(engine, rank, 1, {}));
+    statuses[rank] = SaveCheckpoint(engine, rank == 0 ? folder_ : folder_ + "/nowhere").status();
+    ASSERT_OK(model.Train(engine, rank, 2, {}));
+  });
   EXPECT_THAT(statuses, Each(Says("nowhere/.saving-step-000000002")));
   ASSERT_OK_AND_ASSIGN(const auto left, CheckpointsIn(folder_));
   EXPECT_THAT(left, ElementsAre("step-000000001"));
@@ -536,14 +438,10 @@ TEST_F(CheckpointTest, ASaveForWhichTheHostHasNoMemoryIsRefusedBeforeTraining) {
   const SystemFiles files;
   files.Memory(/*available_kib=*/2 * 30 * 1024, /*swap_kib=*/0);
   GetOffloadTestHooks().system_root = files.root();
-  EXPECT_EQ(RunWay({.world = 2, .stage = 3},
-                   [&](Engine& engine, ToyModel&, int) {
-                     const absl::Status refused = CheckSaves(engine, folder_, 1);
-                     EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted,
-                                                   "a save: 32.0 MiB"));
-                     return absl::OkStatus();
-                   }),
-            absl::OkStatus());
+  OnWay({.world = 2, .stage = 3}, [&](Engine& engine, ToyModel&, int) {
+    EXPECT_THAT(CheckSaves(engine, folder_, 1),
+                StatusIs(absl::StatusCode::kResourceExhausted, "a save: 32.0 MiB"));
+  });
   GetOffloadTestHooks() = {};
 }
 

@@ -12,8 +12,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/checkpoint/checkpoint.h"
-#include "ebb/runtime/checkpoint/folder.h"
 #include "ebb/runtime/config/status_macros.h"
+#include "own_folder.h"
 #include "tests/engine/toy_model.h"
 #include "tests/status.h"
 #include "way.h"
@@ -29,22 +29,18 @@ namespace fs = std::filesystem;
 
 using Call = std::function<absl::Status(Engine& engine, const std::string& folder)>;
 
-class CommonFolderTest : public ::testing::Test {
+class CommonFolderTest : public OwnFolderTest {
  protected:
-  CommonFolderTest() { fs::remove_all(root_); }
-  ~CommonFolderTest() override { fs::remove_all(root_); }
-
   // By rank: what `call` returns after a step.
   std::vector<absl::Status> Run(int world, const std::function<std::string(int rank)>& folder_of,
                                 const Call& call) const {
     std::vector<absl::Status> statuses(static_cast<size_t>(world));
-    EXPECT_EQ(RunWay({.world = world, .stage = 3},
-                     [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
-                       EBB_RETURN_IF_ERROR(Train(engine, model, rank, 0, 1));
-                       statuses[static_cast<size_t>(rank)] = call(engine, folder_of(rank));
-                       return Train(engine, model, rank, 1, 2);  // the engine goes on
-                     }),
-              absl::OkStatus());
+    OnWay({.world = world, .stage = 3},
+          [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
+            EBB_RETURN_IF_ERROR(Train(engine, model, rank, 0, 1));
+            statuses[static_cast<size_t>(rank)] = call(engine, folder_of(rank));
+            return Train(engine, model, rank, 1, 2);  // the engine goes on
+          });
     return statuses;
   }
   std::vector<std::string> FilesIn(const std::string& folder) const {
@@ -53,10 +49,6 @@ class CommonFolderTest : public ::testing::Test {
       files.push_back(file.path().filename().string());
     return files;
   }
-
-  const std::string root_ =
-      absl::StrCat(::testing::TempDir(), "ebb-",
-                   ::testing::UnitTest::GetInstance()->current_test_info()->name());
 };
 
 const Call kCalls[] = {
@@ -69,13 +61,11 @@ const Call kCalls[] = {
 
 TEST_F(CommonFolderTest, EveryCallNamesTheRanksThatSeeAnotherFolder) {
   for (const auto& call : kCalls) {
-    fs::remove_all(root_);
-    const std::string seen = root_ + "/seen", other = root_ + "/other";
+    fs::remove_all(folder_);
+    const std::string seen = folder_ + "/seen", other = folder_ + "/other";
     fs::create_directories(other);
     const std::vector<absl::Status> statuses = Run(
-        4, [&](int rank) { return rank == 1   ? seen
-                                  : rank == 0 ? seen
-                                              : other; }, call);
+        4, [&](int rank) { return rank <= 1 ? seen : other; }, call);
     EXPECT_THAT(statuses,
                 Each(StatusIs(absl::StatusCode::kFailedPrecondition, "(rank 0)",
                               "ranks 2 to 3 on host '", "Name a folder that all hosts share")));
@@ -86,19 +76,19 @@ TEST_F(CommonFolderTest, EveryCallNamesTheRanksThatSeeAnotherFolder) {
 
 TEST_F(CommonFolderTest, ARankThatHasNoSuchFolderIsNamed) {
   for (const auto& call : kCalls) {
-    fs::remove_all(root_);
+    fs::remove_all(folder_);
     const std::vector<absl::Status> statuses = Run(
-        2, [&](int rank) { return absl::StrCat(root_, "/of ", rank); }, call);
+        2, [&](int rank) { return absl::StrCat(folder_, "/of ", rank); }, call);
     EXPECT_THAT(statuses, Each(Says("that of rank 1 on host '")));
-    EXPECT_FALSE(fs::exists(root_ + "/of 1"));
+    EXPECT_FALSE(fs::exists(folder_ + "/of 1"));
   }
 }
 
 // A network file system may answer late. In a later save that would lose the run.
 TEST_F(CommonFolderTest, RanksThatHaveSeenTheFolderDoNotLookAgain) {
-  const std::string seen = root_ + "/seen", other = root_ + "/other";
+  const std::string seen = folder_ + "/seen", other = folder_ + "/other";
   for (const auto& first : kCalls) {
-    fs::remove_all(root_);
+    fs::remove_all(folder_);
     fs::create_directories(other);
     const Call both = [&](Engine& engine, const std::string& folder) -> absl::Status {
       EBB_RETURN_IF_ERROR(first(engine, seen));
@@ -111,13 +101,13 @@ TEST_F(CommonFolderTest, RanksThatHaveSeenTheFolderDoNotLookAgain) {
 
 // Hosts may mount one file system at different places.
 TEST_F(CommonFolderTest, OneFolderMayHaveSeveralPaths) {
-  fs::create_directories(root_ + "/folder");
-  fs::create_symlink(root_ + "/folder", root_ + "/link");
-  const auto folder_of = [&](int rank) { return root_ + (rank == 0 ? "/folder" : "/link"); };
+  fs::create_directories(folder_ + "/folder");
+  fs::create_symlink(folder_ + "/folder", folder_ + "/link");
+  const auto folder_of = [&](int rank) { return folder_ + (rank == 0 ? "/folder" : "/link"); };
   for (const auto& call : {kCalls[0], kCalls[1]})
     for (const absl::Status& status : Run(2, folder_of, call)) EXPECT_EQ(status, absl::OkStatus());
-  EXPECT_TRUE(CheckWhole(root_ + "/folder/step-000000001").ok());
-  for (const std::string& file : FilesIn(root_ + "/folder"))
+  EXPECT_TRUE(CheckWhole(folder_ + "/folder/step-000000001").ok());
+  for (const std::string& file : FilesIn(folder_ + "/folder"))
     EXPECT_THAT(file, Not(HasSubstr(kSought)));
 }
 

@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
-#include <fstream>
 #include <functional>
 #include <string>
 #include <string_view>
@@ -16,6 +15,7 @@
 #include "ebb/runtime/checkpoint/folder.h"
 #include "ebb/runtime/checkpoint/parameter_files.h"
 #include "ebb/runtime/config/status_macros.h"
+#include "own_folder.h"
 #include "tests/engine/scripted.h"
 #include "tests/engine/toy_model.h"
 #include "tests/status.h"
@@ -33,26 +33,8 @@ namespace fs = std::filesystem;
 constexpr int64_t kHeaderBytes = 4096;  // of a small model's file
 constexpr Way kWay = {.world = 2, .stage = 3};
 
-void FlipBit(const std::string& path, int64_t at) {
-  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
-  if (at < 0) at += static_cast<int64_t>(fs::file_size(path));
-  file.seekg(at);
-  const char byte = static_cast<char>(file.get() ^ 4);
-  file.seekp(at);
-  file.put(byte);
-}
-
-// Damage that a checkpoint may suffer.
-using Damage = std::function<void(const std::string& checkpoint)>;
-
 std::string FileOf(int rank) {
   return absl::StrCat("/rank-0000", rank, "-of-00002.safetensors");
-}
-Damage Flips(const std::string& file, int64_t at) {
-  return [=](const std::string& in) { FlipBit(in + file, at); };
-}
-Damage Removes(const std::string& file) {
-  return [=](const std::string& in) { fs::remove_all(in + file); };
 }
 Damage Both(const Damage& one, const Damage& other) {
   return [=](const std::string& in) {
@@ -73,52 +55,40 @@ const struct {
     {"a slice and a header", Both(Flips(FileOf(0), -1), Flips(FileOf(1), 200))},
     {"the manifest", Flips("/manifest.json", 300)},
     {"no manifest", Removes("/manifest.json")},
-    {"a cut file", [](const std::string& in) { fs::resize_file(in + FileOf(1), 5000); }},
+    {"a cut file", Cuts(FileOf(1), 5000)},
     {"a missing file", Removes(FileOf(1))},
     {"no folder", Removes("")},
     {"latest", Both(Flips("/../latest", 0), Flips(FileOf(1), kHeaderBytes + 100))},
 };
 
-class DamagedCheckpointsTest : public ::testing::Test {
+class DamagedCheckpointsTest : public OwnFolderTest {
  protected:
-  DamagedCheckpointsTest() { fs::remove_all(folder_); }
-  ~DamagedCheckpointsTest() override { fs::remove_all(folder_); }
-
-  std::string At(int64_t step) const { return absl::StrCat(folder_, "/", CheckpointName(step)); }
-
   // A run of so many steps that saves after each, and its masters.
   ParameterValues Trained(int steps) const {
     fs::remove_all(folder_);
     ParameterValues masters;
-    EXPECT_EQ(RunWay(kWay,
-                     [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
-                       for (int step = 0; step < steps; ++step) {
-                         EBB_RETURN_IF_ERROR(Train(engine, model, rank, step, step + 1));
-                         EBB_RETURN_IF_ERROR(SaveCheckpoint(engine, folder_).status());
-                       }
-                       return KeepMasters(engine, model, rank, masters);
-                     }),
-              absl::OkStatus());
+    OnWay(kWay, [&](Engine& engine, ToyModel& model, int rank) {
+      for (int step = 0; step < steps; ++step) {
+        ASSERT_OK(Train(engine, model, rank, step, step + 1));
+        ASSERT_OK(SaveCheckpoint(engine, folder_).status());
+      }
+      ASSERT_OK(KeepMasters(engine, model, rank, masters));
+    });
     return masters;
   }
 
-  // By rank: what a load of `path` returns in a run of its own.
-  std::vector<absl::Status> Loads(const std::string& path, const Way& way = kWay,
-                                  const LoadOptions& options = {}) const {
-    std::vector<absl::Status> statuses(static_cast<size_t>(way.world));
-    EXPECT_EQ(RunWay(way,
-                     [&](Engine& engine, ToyModel&, int rank) {
-                       statuses[static_cast<size_t>(rank)] =
-                           LoadCheckpoint(engine, path, options).status();
-                       return absl::OkStatus();
-                     }),
-              absl::OkStatus());
+  // By rank: what a call returns in a run of its own.
+  static std::vector<absl::Status> Returned(
+      const std::function<absl::Status(Engine& engine, int rank)>& call) {
+    std::vector<absl::Status> statuses(kWay.world);
+    OnWay(kWay, [&](Engine& engine, ToyModel&, int rank) {
+      statuses[static_cast<size_t>(rank)] = call(engine, rank);
+    });
     return statuses;
   }
-
-  const std::string folder_ =
-      absl::StrCat(::testing::TempDir(), "ebb-",
-                   ::testing::UnitTest::GetInstance()->current_test_info()->name());
+  static std::vector<absl::Status> Loads(const std::string& path) {
+    return Returned([&](Engine& engine, int) { return LoadCheckpoint(engine, path).status(); });
+  }
 };
 
 TEST_F(DamagedCheckpointsTest, TheOneBeforeIsLoadedAndTheRunHasTheBitsOfOneWithoutAStop) {
@@ -129,21 +99,18 @@ TEST_F(DamagedCheckpointsTest, TheOneBeforeIsLoadedAndTheRunHasTheBitsOfOneWitho
     damage.run(At(3));
     ParameterValues masters;
     ::testing::internal::CaptureStderr();
-    EXPECT_EQ(RunWay(kWay,
-                     [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
-                       EBB_ASSIGN_OR_RETURN(const LoadedCheckpoint loaded,
-                                            LoadCheckpoint(engine, folder_));
-                       EXPECT_EQ(loaded.path, At(2));
-                       EXPECT_EQ(loaded.state.finished_steps, 2);
-                       // The run saves again at the damaged step, and replaces it.
-                       EBB_RETURN_IF_ERROR(CheckSaves(engine, folder_, 4));
-                       for (const int step : {2, 3}) {
-                         EBB_RETURN_IF_ERROR(Train(engine, model, rank, step, step + 1));
-                         EBB_RETURN_IF_ERROR(SaveCheckpoint(engine, folder_).status());
-                       }
-                       return KeepMasters(engine, model, rank, masters);
-                     }),
-              absl::OkStatus());
+    OnWay(kWay, [&](Engine& engine, ToyModel& model, int rank) {
+      ASSERT_OK_AND_ASSIGN(const LoadedCheckpoint loaded, LoadCheckpoint(engine, folder_));
+      EXPECT_EQ(loaded.path, At(2));
+      EXPECT_EQ(loaded.state.finished_steps, 2);
+      // The run saves again at the damaged step, and replaces it.
+      ASSERT_OK(CheckSaves(engine, folder_, 4));
+      for (const int step : {2, 3}) {
+        ASSERT_OK(Train(engine, model, rank, step, step + 1));
+        ASSERT_OK(SaveCheckpoint(engine, folder_).status());
+      }
+      ASSERT_OK(KeepMasters(engine, model, rank, masters));
+    });
     const std::string log = ::testing::internal::GetCapturedStderr();
     if (std::string_view(damage.what) != "no folder") {
       EXPECT_EQ(Occurrences(log, absl::StrCat("the checkpoint '", At(3), "' is skipped")), 1)
@@ -167,12 +134,10 @@ TEST_F(DamagedCheckpointsTest, AnImportTakesTheOneBefore) {
     for (const Way& way : {kWay, Way{.world = 3, .stage = 2}}) {
       ParameterValues masters;
       ::testing::internal::CaptureStderr();
-      EXPECT_EQ(RunWay(way,
-                       [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
-                         EBB_RETURN_IF_ERROR(ImportParameters(engine, folder_));
-                         return KeepMasters(engine, model, rank, masters);
-                       }),
-                absl::OkStatus());
+      OnWay(way, [&](Engine& engine, ToyModel& model, int rank) {
+        ASSERT_OK(ImportParameters(engine, folder_));
+        ASSERT_OK(KeepMasters(engine, model, rank, masters));
+      });
       const std::string log = ::testing::internal::GetCapturedStderr();
       const bool of_state = std::string_view(damage.what) == "the last bytes, of a state";
       const bool is_there = !of_state && fs::exists(At(3));
@@ -187,19 +152,10 @@ TEST_F(DamagedCheckpointsTest, AnImportOfANamedOneOrWithoutAWholeOneIsAnErrorOnA
   Trained(2);
   FlipBit(At(2) + FileOf(1), kHeaderBytes + 100);
   const auto imports = [](const std::string& path) {
-    std::vector<absl::Status> statuses(2);
-    EXPECT_EQ(RunWay(kWay,
-                     [&](Engine& engine, ToyModel&, int rank) {
-                       statuses[static_cast<size_t>(rank)] = ImportParameters(engine, path);
-                       return absl::OkStatus();
-                     }),
-              absl::OkStatus());
-    return statuses;
+    return Returned([&](Engine& engine, int) { return ImportParameters(engine, path); });
   };
-  for (const absl::Status& status : imports(At(2))) {
-    EXPECT_THAT(status, StatusIs(absl::StatusCode::kDataLoss,
-                                 absl::StrCat("name an older checkpoint: '", At(1), "'")));
-  }
+  EXPECT_THAT(imports(At(2)), Each(StatusIs(absl::StatusCode::kDataLoss,
+                                            "name an older checkpoint: '" + At(1) + "'")));
   FlipBit(At(1) + FileOf(0), kHeaderBytes + 100);
   EXPECT_THAT(imports(folder_),
               Each(StatusIs(absl::StatusCode::kDataLoss,
@@ -214,14 +170,12 @@ TEST_F(DamagedCheckpointsTest, AllRanksOfAnotherWorldOrTierTakeTheSame) {
     for (const bool states : {true, false}) {
       Trained(2);
       FlipBit(At(2) + FileOf(1), kHeaderBytes + 100);
-      EXPECT_EQ(RunWay(way,
-                       [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
-                         EBB_ASSIGN_OR_RETURN(const LoadedCheckpoint loaded,
-                                              LoadCheckpoint(engine, folder_, {.states = states}));
-                         EXPECT_EQ(loaded.path, At(1));
-                         return Train(engine, model, rank, 1, 2);
-                       }),
-                absl::OkStatus());
+      OnWay(way, [&](Engine& engine, ToyModel& model, int rank) {
+        ASSERT_OK_AND_ASSIGN(const LoadedCheckpoint loaded,
+                             LoadCheckpoint(engine, folder_, {.states = states}));
+        EXPECT_EQ(loaded.path, At(1));
+        ASSERT_OK(Train(engine, model, rank, 1, 2));
+      });
     }
   }
 }
@@ -231,16 +185,13 @@ TEST_F(DamagedCheckpointsTest, SeveralAreSkippedAndOldOnesStayUntilNewOnesAreWho
   FlipBit(At(4) + FileOf(0), -1);
   FlipBit(At(3) + FileOf(1), -1);
   const auto go_on = [&](int from, int steps) {
-    EXPECT_EQ(RunWay(kWay,
-                     [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
-                       EBB_ASSIGN_OR_RETURN(const LoadedCheckpoint loaded,
-                                            LoadCheckpoint(engine, folder_));
-                       EXPECT_EQ(loaded.path, At(from));
-                       EBB_RETURN_IF_ERROR(Train(engine, model, rank, from, from + steps));
-                       if (steps == 0) return absl::OkStatus();
-                       return SaveCheckpoint(engine, folder_, {.keep = 2}).status();
-                     }),
-              absl::OkStatus());
+    OnWay(kWay, [&](Engine& engine, ToyModel& model, int rank) {
+      ASSERT_OK_AND_ASSIGN(const LoadedCheckpoint loaded, LoadCheckpoint(engine, folder_));
+      EXPECT_EQ(loaded.path, At(from));
+      ASSERT_OK(Train(engine, model, rank, from, from + steps));
+      if (steps == 0) return;
+      ASSERT_OK(SaveCheckpoint(engine, folder_, {.keep = 2}).status());
+    });
   };
   go_on(2, 0);  // it stops before its first save
   go_on(2, 0);  // so the next start is the same
@@ -253,13 +204,11 @@ TEST_F(DamagedCheckpointsTest, SeveralAreSkippedAndOldOnesStayUntilNewOnesAreWho
 TEST_F(DamagedCheckpointsTest, ADamagedOneIsNotCountedAmongThoseThatAreKept) {
   Trained(3);
   FlipBit(At(3) + FileOf(0), -1);
-  EXPECT_EQ(RunWay(kWay,
-                   [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
-                     EBB_RETURN_IF_ERROR(LoadCheckpoint(engine, folder_).status());
-                     EBB_RETURN_IF_ERROR(Train(engine, model, rank, 2, 5));
-                     return SaveCheckpoint(engine, folder_, {.keep = 2}).status();
-                   }),
-            absl::OkStatus());
+  OnWay(kWay, [&](Engine& engine, ToyModel& model, int rank) {
+    ASSERT_OK(LoadCheckpoint(engine, folder_).status());
+    ASSERT_OK(Train(engine, model, rank, 2, 5));
+    ASSERT_OK(SaveCheckpoint(engine, folder_, {.keep = 2}).status());
+  });
   EXPECT_THAT(*CheckpointsIn(folder_),
               ElementsAre("step-000000005", "step-000000003", "step-000000002"));
 }
@@ -278,23 +227,15 @@ TEST_F(DamagedCheckpointsTest, IfNoneIsWholeTheErrorListsThemAndSaysThatValuesAr
 TEST_F(DamagedCheckpointsTest, ANamedOneIsAnErrorThatNamesTheOneBefore) {
   Trained(2);
   FlipBit(At(2) + FileOf(1), kHeaderBytes + 100);
-  for (const absl::Status& status : Loads(At(2))) {
-    EXPECT_THAT(status, StatusIs(absl::StatusCode::kDataLoss, "rank-00001", "checksum",
-                                 absl::StrCat("name an older checkpoint: '", At(1), "'")));
-  }
+  EXPECT_THAT(Loads(At(2)), Each(StatusIs(absl::StatusCode::kDataLoss, "rank-00001", "checksum",
+                                          "name an older checkpoint: '" + At(1) + "'")));
 }
 
 // Each rank names its own folder, as hosts do that have folders of their own under one name.
 TEST_F(DamagedCheckpointsTest, RanksWithOtherCheckpointsGetOneErrorThatNamesThem) {
   const auto views = [&](const std::function<std::string(int rank)>& path_of) {
-    std::vector<absl::Status> statuses(2);
-    EXPECT_EQ(RunWay(kWay,
-                     [&](Engine& engine, ToyModel&, int rank) {
-                       statuses[static_cast<size_t>(rank)] =
-                           LoadCheckpoint(engine, path_of(rank)).status();
-                       return absl::OkStatus();
-                     }),
-              absl::OkStatus());
+    const std::vector<absl::Status> statuses = Returned(
+        [&](Engine& engine, int rank) { return LoadCheckpoint(engine, path_of(rank)).status(); });
     EXPECT_THAT(statuses, Each(StatusIs(absl::StatusCode::kFailedPrecondition, "rank 0 on host '",
                                         "rank 1 on host '", "step-000000002",
                                         "all ranks see one file system")));

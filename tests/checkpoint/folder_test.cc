@@ -16,6 +16,8 @@
 #include "ebb/runtime/checkpoint/file_access.h"
 #include "ebb/runtime/checkpoint/manifest.h"
 #include "ebb/runtime/checkpoint/rank_file.h"
+#include "ebb/runtime/config/status_macros.h"
+#include "own_folder.h"
 #include "tests/status.h"
 
 namespace ebb::testing::folder_test {
@@ -25,32 +27,20 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 namespace fs = std::filesystem;
 
-class FolderTest : public ::testing::Test {
+class FolderTest : public OwnFolderTest {
  protected:
-  FolderTest()
-      : folder_(::testing::TempDir() + "/" +
-                ::testing::UnitTest::GetInstance()->current_test_info()->name()) {
-    fs::remove_all(folder_);
-  }
-  ~FolderTest() override { fs::remove_all(folder_); }
-
   // A checkpoint of one rank and no parameters.
   absl::Status Save(int64_t step, int keep = 0, const std::string& run = "") {
-    auto checkpoint = NewCheckpoint::Begin(folder_, step, run);
-    if (!checkpoint.ok()) return checkpoint.status();
-    const std::string file = checkpoint->path() + "/" + RankFileName(0, 1);
-    auto writer = RankFileWriter::Create(file, {}, {});
-    if (!writer.ok()) return writer.status();
-    if (absl::Status finished = writer->Finish(); !finished.ok()) return finished;
+    EBB_ASSIGN_OR_RETURN(NewCheckpoint checkpoint, NewCheckpoint::Begin(folder_, step, run));
+    const std::string file = checkpoint.path() + "/" + RankFileName(0, 1);
+    EBB_ASSIGN_OR_RETURN(RankFileWriter writer, RankFileWriter::Create(file, {}, {}));
+    EBB_RETURN_IF_ERROR(writer.Finish());
     Manifest manifest;
     manifest.state = {.finished_steps = step, .applied_steps = step};
     manifest.run = run;
     manifest.files = {ReadRankFileHeader(file)->entry};
-    if (absl::Status written =
-            ReplaceFile(checkpoint->path() + "/" + kManifestName, ToText(manifest));
-        !written.ok())
-      return written;
-    return checkpoint->Commit(keep).status();
+    EBB_RETURN_IF_ERROR(ReplaceFile(checkpoint.path() + "/" + kManifestName, ToText(manifest)));
+    return checkpoint.Commit(keep).status();
   }
   std::string At(const std::string& name) const { return folder_ + "/" + name; }
   // The name of the checkpoint that is found; "": none.
@@ -66,8 +56,6 @@ class FolderTest : public ::testing::Test {
       rests += entry.is_directory() && entry.path().filename().string().front() == '.';
     return rests;
   }
-
-  const std::string folder_;
 };
 
 TEST_F(FolderTest, TheNewestIsFoundByItsFolderAndByItself) {

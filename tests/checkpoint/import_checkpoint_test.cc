@@ -15,6 +15,7 @@
 #include "ebb/runtime/checkpoint/parameter_files.h"
 #include "ebb/runtime/checkpoint/safetensors.h"
 #include "ebb/runtime/config/status_macros.h"
+#include "own_folder.h"
 #include "tests/engine/scripted.h"
 #include "tests/status.h"
 
@@ -25,10 +26,9 @@ namespace fs = std::filesystem;
 
 constexpr int64_t kElements = 4;
 
-class ImportCheckpointTest : public ::testing::Test {
+class ImportCheckpointTest : public OwnFolderTest {
  protected:
   ImportCheckpointTest() { fs::create_directories(folder_); }
-  ~ImportCheckpointTest() override { fs::remove_all(folder_); }
 
   void Add(const std::string& name, const std::string& dtype, int64_t elements) {
     const int64_t begin = header_.tensors.empty() ? 0 : header_.tensors.back().end;
@@ -74,10 +74,6 @@ class ImportCheckpointTest : public ::testing::Test {
     EXPECT_EQ(values, std::vector<float>(kElements, 0.0f));
     return absl::OkStatus();
   }
-
-  const std::string folder_ =
-      absl::StrCat(::testing::TempDir(), "/import_checkpoint_",
-                   ::testing::UnitTest::GetInstance()->current_test_info()->name());
   SafetensorsHeader header_;
 };
 

@@ -95,21 +95,15 @@ TEST_F(InterruptedSaveTest, AnEngineThatEndsFirstLetsItsSaveEnd) {
   std::latch ending(way.world);
   const FileCalls held = HeldBy(ending);
   std::optional<SaveTicket> tickets[2];
-  ASSERT_EQ(RunWay(
-                way,
-                [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
-                  EBB_RETURN_IF_ERROR(Train(engine, model, rank, 0, 1));
-                  EBB_ASSIGN_OR_RETURN(SaveTicket ticket, SaveAsync(engine, folder_));
-                  EBB_RETURN_IF_ERROR(engine.BeginStep().Finish().ok()
-                                          ? absl::InternalError("an empty step was taken")
-                                          : absl::OkStatus());
-                  EXPECT_FALSE(ticket.Done());
-                  tickets[rank].emplace(std::move(ticket));
-                  ending.count_down();
-                  return absl::OkStatus();
-                },
-                kSmall),
-            absl::OkStatus());
+  OnWay(way, kSmall, [&](Engine& engine, ToyModel& model, int rank) {
+    ASSERT_OK(Train(engine, model, rank, 0, 1));
+    ASSERT_OK_AND_ASSIGN(SaveTicket ticket, SaveAsync(engine, folder_));
+    ASSERT_OK(engine.BeginStep().Finish().ok() ? absl::InternalError("an empty step was taken")
+                                               : absl::OkStatus());
+    EXPECT_FALSE(ticket.Done());
+    tickets[rank].emplace(std::move(ticket));
+    ending.count_down();
+  });
   for (const auto& ticket : tickets) {
     ASSERT_TRUE(ticket.has_value());
     EXPECT_EQ(ticket->Wait().value_or(std::string(ticket->Wait().status().message())), At(1));
@@ -121,50 +115,38 @@ TEST_F(InterruptedSaveTest, AnEngineThatEndsFirstLetsItsSaveEnd) {
 // thread.
 TEST_F(InterruptedSaveTest, AWaitOnAnotherThreadBeforeTheSaveBeginsIsAnError) {
   const Way way = {.world = 2, .stage = 3, .tier = Tier::kNvme, .prefetch_depth = 0};
-  ASSERT_EQ(RunWay(
-                way,
-                [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
-                  EBB_RETURN_IF_ERROR(Train(engine, model, rank, 0, 1));
-                  EBB_ASSIGN_OR_RETURN(const SaveTicket ticket, SaveAsync(engine, folder_));
-                  const auto wait = [&] { return ticket.Wait(); };
-                  const absl::Status early = std::async(std::launch::async, wait).get().status();
-                  EXPECT_THAT(early, StatusIs(absl::StatusCode::kFailedPrecondition, At(1),
-                                              "one more step"));
-                  EXPECT_FALSE(std::async(std::launch::async, [&] {
-                                 return ticket.Done() || ticket.Done();
-                               }).get());
-                  EBB_RETURN_IF_ERROR(Train(engine, model, rank, 1, 2));
-                  EXPECT_EQ(std::async(std::launch::async, wait).get().value_or(""), At(1));
-                  EXPECT_EQ(ticket.Wait().value_or(""), At(1));
-                  return absl::OkStatus();
-                },
-                kSmall),
-            absl::OkStatus());
+  OnWay(way, kSmall, [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
+    EBB_RETURN_IF_ERROR(Train(engine, model, rank, 0, 1));
+    EBB_ASSIGN_OR_RETURN(const SaveTicket ticket, SaveAsync(engine, folder_));
+    const auto wait = [&] { return ticket.Wait(); };
+    const absl::Status early = std::async(std::launch::async, wait).get().status();
+    EXPECT_THAT(early, StatusIs(absl::StatusCode::kFailedPrecondition, At(1), "one more step"));
+    EXPECT_FALSE(
+        std::async(std::launch::async, [&] { return ticket.Done() || ticket.Done(); }).get());
+    EBB_RETURN_IF_ERROR(Train(engine, model, rank, 1, 2));
+    EXPECT_EQ(std::async(std::launch::async, wait).get().value_or(""), At(1));
+    EXPECT_EQ(ticket.Wait().value_or(""), At(1));
+    return absl::OkStatus();
+  });
   ExpectResumes(way, 2);
 }
 
 TEST_F(InterruptedSaveTest, ASecondSaveIsRefusedOnEveryRankIfItIsNotToWait) {
   std::latch refused(2);
   const FileCalls held = HeldBy(refused);
-  ASSERT_EQ(RunWay(
-                {.world = 2, .stage = 1},
-                [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
-                  EBB_RETURN_IF_ERROR(Train(engine, model, rank, 0, 1));
-                  EBB_ASSIGN_OR_RETURN(const SaveTicket first, SaveAsync(engine, folder_));
-                  const absl::Status second = SaveAsync(engine, folder_, {.waits = false}).status();
-                  EXPECT_THAT(second, StatusIs(absl::StatusCode::kUnavailable, folder_));
-                  EXPECT_FALSE(first.Done());
-                  refused.count_down();
-                  EXPECT_EQ(first.Wait().value_or(""), At(1));
-                  engine.AwaitAsyncRead();
-                  EBB_RETURN_IF_ERROR(engine.Agree(absl::OkStatus(), "the first has ended"));
-                  EBB_ASSIGN_OR_RETURN(const SaveTicket third,
-                                       SaveAsync(engine, folder_, {.waits = false}));
-                  EXPECT_EQ(third.Wait().value_or(""), At(1));
-                  return absl::OkStatus();
-                },
-                kSmall),
-            absl::OkStatus());
+  OnWay({.world = 2, .stage = 1}, kSmall, [&](Engine& engine, ToyModel& model, int rank) {
+    ASSERT_OK(Train(engine, model, rank, 0, 1));
+    ASSERT_OK_AND_ASSIGN(const SaveTicket first, SaveAsync(engine, folder_));
+    const absl::Status second = SaveAsync(engine, folder_, {.waits = false}).status();
+    EXPECT_THAT(second, StatusIs(absl::StatusCode::kUnavailable, folder_));
+    EXPECT_FALSE(first.Done());
+    refused.count_down();
+    EXPECT_EQ(first.Wait().value_or(""), At(1));
+    engine.AwaitAsyncRead();
+    ASSERT_OK(engine.Agree(absl::OkStatus(), "the first has ended"));
+    ASSERT_OK_AND_ASSIGN(const SaveTicket third, SaveAsync(engine, folder_, {.waits = false}));
+    EXPECT_EQ(third.Wait().value_or(""), At(1));
+  });
 }
 
 TEST_F(InterruptedSaveTest, AnotherRunIsRefusedWhileOneSaves) {
@@ -173,20 +155,16 @@ TEST_F(InterruptedSaveTest, AnotherRunIsRefusedWhileOneSaves) {
   const auto save = [&](Engine& engine, ToyModel&, int) {
     return SaveCheckpoint(engine, folder_).status();
   };
-  ASSERT_EQ(RunWay(
-                {.world = 1},
-                [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
-                  EBB_RETURN_IF_ERROR(Train(engine, model, rank, 0, 1));
-                  EBB_ASSIGN_OR_RETURN(const SaveTicket first, SaveAsync(engine, folder_));
-                  const absl::Status other = RunWay({.world = 1}, save, kSmall);
-                  EXPECT_THAT(other, Says("give each run a folder of its own"));
-                  refused.count_down();
-                  return first.Wait().status();
-                },
-                kSmall),
-            absl::OkStatus());
+  OnWay({.world = 1}, kSmall, [&](Engine& engine, ToyModel& model, int rank) {
+    ASSERT_OK(Train(engine, model, rank, 0, 1));
+    ASSERT_OK_AND_ASSIGN(const SaveTicket first, SaveAsync(engine, folder_));
+    const absl::Status other = RunWay({.world = 1}, save, kSmall);
+    EXPECT_THAT(other, Says("give each run a folder of its own"));
+    refused.count_down();
+    ASSERT_OK(first.Wait().status());
+  });
   EXPECT_EQ(ReadAll(At(1)), absl::OkStatus());
-  EXPECT_EQ(RunWay({.world = 1}, save, kSmall), absl::OkStatus());
+  OnWay({.world = 1}, kSmall, save);
 }
 
 }  // namespace

@@ -2,10 +2,8 @@
 // shard group. Masters and states agree to the bit, and each rank has read only the blocks with its
 // values.
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <map>
 #include <mutex>
 #include <string>
@@ -14,20 +12,13 @@
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/checkpoint/checkpoint.h"
 #include "ebb/runtime/checkpoint/rank_file.h"
+#include "own_folder.h"
 #include "way.h"
 
 namespace ebb::testing::resharding_test {
 namespace {
 
-class ReadBlocksTest : public ::testing::Test {
- protected:
-  ReadBlocksTest() : folder_(absl::StrCat(::testing::TempDir(), "resharding-", getpid())) {
-    std::filesystem::remove_all(folder_);
-  }
-  ~ReadBlocksTest() override { std::filesystem::remove_all(folder_); }
-
-  const std::string folder_;
-};
+class ReadBlocksTest : public OwnFolderTest {};
 class ReshardingTest : public ReadBlocksTest, public ::testing::WithParamInterface<Way> {};
 constexpr DType kHalf = DType::kBFloat16;
 INSTANTIATE_TEST_SUITE_P(
@@ -75,13 +66,11 @@ class WholeState {
 TEST_P(ReshardingTest, GivesEachWorldTheExactMastersAndStates) {
   const Way& saver = GetParam();
   WholeState saved;
-  ASSERT_EQ(RunWay(saver,
-                   [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
-                     EBB_RETURN_IF_ERROR(Train(engine, model, rank, 0, 2));
-                     EBB_RETURN_IF_ERROR(saved.Add(engine));
-                     return SaveCheckpoint(engine, folder_).status();
-                   }),
-            absl::OkStatus());
+  OnWay(saver, [&](Engine& engine, ToyModel& model, int rank) {
+    ASSERT_OK(Train(engine, model, rank, 0, 2));
+    ASSERT_OK(saved.Add(engine));
+    ASSERT_OK(SaveCheckpoint(engine, folder_).status());
+  });
   ASSERT_GT(saved.values().size(), 12u);
   const Way kLoaders[] = {{.world = 1, .stage = 0},
                           {.world = 1, .stage = 3, .tier = Tier::kNvme},
@@ -97,13 +86,11 @@ TEST_P(ReshardingTest, GivesEachWorldTheExactMastersAndStates) {
     loader.stochastic_rounding = saver.stochastic_rounding;
     loader.own_dtypes = saver.own_dtypes;
     WholeState loaded;
-    ASSERT_EQ(RunWay(loader,
-                     [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
-                       EBB_RETURN_IF_ERROR(LoadCheckpoint(engine, folder_).status());
-                       EBB_RETURN_IF_ERROR(loaded.Add(engine));
-                       return Train(engine, model, rank, 2, 3);
-                     }),
-              absl::OkStatus());
+    OnWay(loader, [&](Engine& engine, ToyModel& model, int rank) {
+      ASSERT_OK(LoadCheckpoint(engine, folder_).status());
+      ASSERT_OK(loaded.Add(engine));
+      ASSERT_OK(Train(engine, model, rank, 2, 3));
+    });
     EXPECT_EQ(loaded.values(), saved.values());
   }
 }
@@ -116,45 +103,33 @@ TEST_F(ReadBlocksTest, EachRankReadsTheBlocksOfItsOwnValuesOnce) {
   };
   std::mutex mutex;
   std::map<std::pair<std::string, int>, std::vector<StateSlice>> stored;
-  ASSERT_EQ(RunWay(
-                {.world = 4, .stage = 1},
-                [&](Engine& engine, ToyModel&, int) -> absl::Status {
-                  {
-                    const std::scoped_lock lock(mutex);
-                    for (const StateSlice& slice : engine.StateSlices())
-                      stored[place(slice)].push_back(slice);
-                  }
-                  return SaveCheckpoint(engine, folder_).status();
-                },
-                kLarge),
-            absl::OkStatus());
+  OnWay({.world = 4, .stage = 1}, kLarge, [&](Engine& engine, ToyModel&, int) {
+    {
+      const std::scoped_lock lock(mutex);
+      for (const StateSlice& slice : engine.StateSlices()) stored[place(slice)].push_back(slice);
+    }
+    ASSERT_OK(SaveCheckpoint(engine, folder_).status());
+  });
   for (const int world : {1, 2, 3, 8}) {
     SCOPED_TRACE(absl::StrCat("world ", world));
-    ASSERT_EQ(RunWay(
-                  {.world = world, .stage = 3},
-                  [&](Engine& engine, ToyModel&, int) -> absl::Status {
-                    int64_t needed = 0, blocks = 0;
-                    for (const StateSlice& own : engine.StateSlices()) {
-                      needed += (own.end - own.begin) * SizeOf(DType::kFloat32);
-                      for (const StateSlice& piece : stored.at(place(own))) {
-                        const int64_t bytes = (piece.end - piece.begin) * SizeOf(DType::kFloat32),
-                                      from = std::max<int64_t>(own.begin - piece.begin, 0) *
-                                             SizeOf(DType::kFloat32),
-                                      to = std::min(
-                                          (own.end - piece.begin) * SizeOf(DType::kFloat32), bytes);
-                        if (from >= to) continue;
-                        blocks += std::min(CheckedBlocks(to) * kCheckedBlock, bytes) -
-                                  from / kCheckedBlock * kCheckedBlock;
-                      }
-                    }
-                    EBB_ASSIGN_OR_RETURN(const LoadedCheckpoint loaded,
-                                         LoadCheckpoint(engine, folder_));
-                    EXPECT_GE(loaded.bytes_read, needed);
-                    EXPECT_EQ(loaded.bytes_read, blocks);
-                    return absl::OkStatus();
-                  },
-                  kLarge),
-              absl::OkStatus());
+    OnWay({.world = world, .stage = 3}, kLarge, [&](Engine& engine, ToyModel&, int) {
+      int64_t needed = 0, blocks = 0;
+      for (const StateSlice& own : engine.StateSlices()) {
+        needed += (own.end - own.begin) * SizeOf(DType::kFloat32);
+        for (const StateSlice& piece : stored.at(place(own))) {
+          const int64_t bytes = (piece.end - piece.begin) * SizeOf(DType::kFloat32),
+                        from =
+                            std::max<int64_t>(own.begin - piece.begin, 0) * SizeOf(DType::kFloat32),
+                        to = std::min((own.end - piece.begin) * SizeOf(DType::kFloat32), bytes);
+          if (from >= to) continue;
+          blocks += std::min(CheckedBlocks(to) * kCheckedBlock, bytes) -
+                    from / kCheckedBlock * kCheckedBlock;
+        }
+      }
+      ASSERT_OK_AND_ASSIGN(const LoadedCheckpoint loaded, LoadCheckpoint(engine, folder_));
+      EXPECT_GE(loaded.bytes_read, needed);
+      EXPECT_EQ(loaded.bytes_read, blocks);
+    });
   }
 }
 

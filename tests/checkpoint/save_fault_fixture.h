@@ -14,9 +14,9 @@
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/checkpoint/checkpoint.h"
 #include "ebb/runtime/checkpoint/checkpoint_tensors.h"
-#include "ebb/runtime/checkpoint/folder.h"
 #include "ebb/runtime/checkpoint/tensor_source.h"
 #include "file_calls.h"
+#include "own_folder.h"
 #include "tests/engine/scripted.h"
 #include "way.h"
 
@@ -63,49 +63,26 @@ inline std::vector<std::string> Rests(const std::string& folder) {
   return rests;
 }
 
-class SaveFaultTest : public ::testing::Test {
+class SaveFaultTest : public OwnFolderTest {
  protected:
-  SaveFaultTest()
-      : folder_(
-            absl::StrCat(::testing::TempDir(),
-                         ::testing::UnitTest::GetInstance()->current_test_info()->test_suite_name(),
-                         "-", ::testing::UnitTest::GetInstance()->current_test_info()->name())) {
-    std::replace(folder_.begin() + 5, folder_.end(), '/', '-');
-    std::filesystem::remove_all(folder_);
-  }
-  ~SaveFaultTest() override { std::filesystem::remove_all(folder_); }
-
-  std::string At(int64_t step) const { return absl::StrCat(folder_, "/", CheckpointName(step)); }
-
   // Loads the newest checkpoint and trains to `steps`: the bits are those of an uninterrupted run.
   void ExpectResumes(const Way& way, int steps) const {
     ParameterValues expected;
     for (const bool resumed : {false, true}) {
-      ASSERT_EQ(RunWay(
-                    way,
-                    [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
-                      int from = 0;
-                      if (resumed) {
-                        EBB_ASSIGN_OR_RETURN(const LoadedCheckpoint loaded,
-                                             LoadCheckpoint(engine, folder_));
-                        from = static_cast<int>(loaded.state.finished_steps);
-                      }
-                      EBB_RETURN_IF_ERROR(Train(engine, model, rank, from, steps));
-                      EBB_ASSIGN_OR_RETURN(ParameterValues masters,
-                                           GatherAll(engine, model.spec(), StateClass::kMaster));
-                      if (rank != 0) return absl::OkStatus();
-                      if (!resumed)
-                        expected = std::move(masters);
-                      else
-                        EXPECT_EQ(masters, expected);
-                      return absl::OkStatus();
-                    },
-                    kSmall),
-                absl::OkStatus());
+      OnWay(way, kSmall, [&](Engine& engine, ToyModel& model, int rank) {
+        int from = 0;
+        if (resumed) {
+          ASSERT_OK_AND_ASSIGN(const LoadedCheckpoint loaded, LoadCheckpoint(engine, folder_));
+          from = static_cast<int>(loaded.state.finished_steps);
+        }
+        ASSERT_OK(Train(engine, model, rank, from, steps));
+        if (resumed)
+          ExpectMasters(engine, model, expected);
+        else
+          ASSERT_OK(KeepMasters(engine, model, rank, expected));
+      });
     }
   }
-
-  std::string folder_;
 };
 
 }  // namespace ebb::testing

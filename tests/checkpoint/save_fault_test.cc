@@ -6,8 +6,8 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <cstdio>
 #include <filesystem>
+#include <fstream>
 #include <mutex>
 #include <optional>
 #include <set>
@@ -20,7 +20,6 @@
 namespace ebb::testing::save_fault_test {
 namespace {
 
-using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -117,55 +116,46 @@ TEST_P(EachCallOfASaveTest, FailsAndTheRunGoesOn) {
       if (saved) continue;
       // If all later calls fail, another rank's call may fail first.
       const std::string at = folder_ + "/" + failed.call.path;
-      EXPECT_THAT(std::string(status.message()),
-                  HasSubstr(sweep.how == FailingCalls::How::kOnce ? fs::path(at).filename().string()
-                                                                  : folder_));
-      EXPECT_THAT(std::string(status.message()),
-                  AnyOf(HasSubstr("free space there"), HasSubstr("the disk may be failing")));
+      EXPECT_THAT(
+          status,
+          Says(sweep.how == FailingCalls::How::kOnce ? fs::path(at).filename().string() : folder_));
+      EXPECT_THAT(status, AnyOf(Says("free space there"), Says("the disk may be failing")));
     }
-    if (!sweep.replaces) {
-      EXPECT_EQ(ReadAll(At(whole)), absl::OkStatus());
-    }
-    EXPECT_EQ(ReadAll(folder_), absl::OkStatus());
+    if (!sweep.replaces) EXPECT_OK(ReadAll(At(whole)));
+    EXPECT_OK(ReadAll(folder_));
     // If the error comes after the new checkpoint got its name, there are two whole ones.
     if (saved) {
       EXPECT_EQ(FindCheckpoint(folder_).value_or(""), At(whole + !sweep.replaces));
     }
   };
-  ASSERT_EQ(RunWay(
-                sweep.way,
-                [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
-                  int step = 0;
-                  while (!over) {
-                    EBB_RETURN_IF_ERROR(Train(engine, model, rank, step, step + 1));
-                    const int whole = ++step;
-                    EBB_RETURN_IF_ERROR(SaveCheckpoint(engine, folder_, {.keep = 2}).status());
-                    EXPECT_THAT(rank == 0 ? Rests(folder_) : std::vector<std::string>(), IsEmpty());
-                    if (!sweep.replaces) {
-                      EBB_RETURN_IF_ERROR(Train(engine, model, rank, step, step + 1));
-                      ++step;
-                    }
-                    if (rank == 0) calls.Begin();
-                    absl::StatusOr<SaveTicket> saving = SaveAsync(engine, folder_, {.keep = 2});
-                    if (sweep.beside_steps) {
-                      EBB_RETURN_IF_ERROR(Train(engine, model, rank, step, step + 1));
-                      ++step;
-                    }
-                    seen[static_cast<size_t>(rank)] =
-                        saving.ok() ? saving->Wait().status() : saving.status();
-                    EBB_RETURN_IF_ERROR(engine.Agree(absl::OkStatus(), "all have seen it"));
-                    if (rank == 0) {
-                      const auto failed = calls.End();
-                      if (failed) expect_handled(*failed, whole);
-                      over = !failed || HasFailure();
-                      steps = step;
-                    }
-                    EBB_RETURN_IF_ERROR(engine.Agree(absl::OkStatus(), "rank 0 has looked"));
-                  }
-                  return absl::OkStatus();
-                },
-                kSmall),
-            absl::OkStatus());
+  OnWay(sweep.way, kSmall, [&](Engine& engine, ToyModel& model, int rank) {
+    int step = 0;
+    while (!over) {
+      ASSERT_OK(Train(engine, model, rank, step, step + 1));
+      const int whole = ++step;
+      ASSERT_OK(SaveCheckpoint(engine, folder_, {.keep = 2}).status());
+      EXPECT_THAT(rank == 0 ? Rests(folder_) : std::vector<std::string>(), IsEmpty());
+      if (!sweep.replaces) {
+        ASSERT_OK(Train(engine, model, rank, step, step + 1));
+        ++step;
+      }
+      if (rank == 0) calls.Begin();
+      absl::StatusOr<SaveTicket> saving = SaveAsync(engine, folder_, {.keep = 2});
+      if (sweep.beside_steps) {
+        ASSERT_OK(Train(engine, model, rank, step, step + 1));
+        ++step;
+      }
+      seen[static_cast<size_t>(rank)] = saving.ok() ? saving->Wait().status() : saving.status();
+      ASSERT_OK(engine.Agree(absl::OkStatus(), "all have seen it"));
+      if (rank == 0) {
+        const auto failed = calls.End();
+        if (failed) expect_handled(*failed, whole);
+        over = !failed || HasFailure();
+        steps = step;
+      }
+      ASSERT_OK(engine.Agree(absl::OkStatus(), "rank 0 has looked"));
+    }
+  });
   EXPECT_GT(calls.count(), 30u);
   RecordProperty("calls", static_cast<int>(calls.count()));
   ExpectResumes(sweep.way, steps + 1);
@@ -177,41 +167,31 @@ TEST_F(SaveFaultTest, EachCallOfALoadFailsAndTheNextLoadHasTheValues) {
   std::atomic<bool> over = false;
   ParameterValues saved;
   absl::Status seen[2];
-  ASSERT_EQ(
-      RunWay(
-          way,
-          [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
-            EBB_RETURN_IF_ERROR(Train(engine, model, rank, 0, 1));
-            EBB_RETURN_IF_ERROR(SaveCheckpoint(engine, folder_).status());
-            EBB_RETURN_IF_ERROR(Train(engine, model, rank, 1, 2));
-            EBB_RETURN_IF_ERROR(SaveCheckpoint(engine, folder_).status());
-            EBB_ASSIGN_OR_RETURN(ParameterValues masters,
-                                 GatherAll(engine, model.spec(), StateClass::kMaster));
-            if (rank == 0) saved = std::move(masters);
-            while (!over) {
-              if (rank == 0) calls.Begin();
-              EBB_RETURN_IF_ERROR(engine.Agree(absl::OkStatus(), "rank 0 has begun"));
-              seen[rank] = LoadCheckpoint(engine, folder_).status();
-              EBB_RETURN_IF_ERROR(engine.Agree(absl::OkStatus(), "all have seen it"));
-              if (rank == 0) {
-                const auto failed = calls.End();
-                over = !failed || HasFailure();
-                SCOPED_TRACE(failed ? failed->name : "nothing");
-                EXPECT_EQ(seen[0].ok(), seen[1].ok()) << seen[0] << seen[1];
-                for (const absl::Status& status : seen)
-                  EXPECT_THAT(status.ok() ? folder_ : std::string(status.message()),
-                              HasSubstr(folder_));
-              }
-              EBB_RETURN_IF_ERROR(engine.Agree(absl::OkStatus(), "nothing fails any more"));
-              EBB_ASSIGN_OR_RETURN(const LoadedCheckpoint loaded, LoadCheckpoint(engine, folder_));
-              EXPECT_EQ(loaded.path, At(2));
-              EBB_ASSIGN_OR_RETURN(masters, GatherAll(engine, model.spec(), StateClass::kMaster));
-              EXPECT_EQ(masters, saved);
-            }
-            return absl::OkStatus();
-          },
-          kSmall),
-      absl::OkStatus());
+  OnWay(way, kSmall, [&](Engine& engine, ToyModel& model, int rank) {
+    ASSERT_OK(Train(engine, model, rank, 0, 1));
+    ASSERT_OK(SaveCheckpoint(engine, folder_).status());
+    ASSERT_OK(Train(engine, model, rank, 1, 2));
+    ASSERT_OK(SaveCheckpoint(engine, folder_).status());
+    ASSERT_OK(KeepMasters(engine, model, rank, saved));
+    while (!over) {
+      if (rank == 0) calls.Begin();
+      ASSERT_OK(engine.Agree(absl::OkStatus(), "rank 0 has begun"));
+      seen[rank] = LoadCheckpoint(engine, folder_).status();
+      ASSERT_OK(engine.Agree(absl::OkStatus(), "all have seen it"));
+      if (rank == 0) {
+        const auto failed = calls.End();
+        over = !failed || HasFailure();
+        SCOPED_TRACE(failed ? failed->name : "nothing");
+        EXPECT_EQ(seen[0].ok(), seen[1].ok()) << seen[0] << seen[1];
+        for (const absl::Status& status : seen)
+          EXPECT_THAT(status.ok() ? folder_ : std::string(status.message()), HasSubstr(folder_));
+      }
+      ASSERT_OK(engine.Agree(absl::OkStatus(), "nothing fails any more"));
+      ASSERT_OK_AND_ASSIGN(const LoadedCheckpoint loaded, LoadCheckpoint(engine, folder_));
+      EXPECT_EQ(loaded.path, At(2));
+      ExpectMasters(engine, model, saved);
+    }
+  });
   EXPECT_GT(calls.count(), 20u);
 }
 
@@ -221,44 +201,30 @@ TEST_F(SaveFaultTest, PartialReadsAndWritesAreCompleted) {
     return name == "pread" || name == "pwrite" ? FileCalls::kHalf : 0;
   });
   const Way way = {.world = 2, .stage = 2};
-  ASSERT_EQ(RunWay(
-                way,
-                [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
-                  EBB_RETURN_IF_ERROR(Train(engine, model, rank, 0, 2));
-                  return SaveCheckpoint(engine, folder_).status();
-                },
-                kSmall),
-            absl::OkStatus());
+  TrainAndSave(way, 2, folder_, kSmall);
   ExpectResumes(way, 3);
 }
 
 TEST_F(SaveFaultTest, AnImpossibleFolderIsNamedWithARemedy) {
   const auto save = [&](bool as_root) {
     absl::Status status;
-    EXPECT_EQ(RunWay(
-                  {.world = 1},
-                  [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
-                    if (!as_root && geteuid() == 0 && !ReachFilesAsOrdinaryUser())
-                      return absl::UnimplementedError("root cannot become an ordinary user here");
-                    EBB_RETURN_IF_ERROR(Train(engine, model, rank, 0, 1));
-                    status = SaveCheckpoint(engine, folder_ + "/a/b").status();
-                    return Train(engine, model, rank, 1, 2);
-                  },
-                  kSmall),
-              absl::OkStatus());
-    return std::string(status.message());
+    OnWay({.world = 1}, kSmall, [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
+      if (!as_root && geteuid() == 0 && !ReachFilesAsOrdinaryUser())
+        return absl::UnimplementedError("root cannot become an ordinary user here");
+      EBB_RETURN_IF_ERROR(Train(engine, model, rank, 0, 1));
+      status = SaveCheckpoint(engine, folder_ + "/a/b").status();
+      return Train(engine, model, rank, 1, 2);
+    });
+    return status;
   };
   fs::create_directory(folder_);
-  {
-    std::FILE* const file = std::fopen((folder_ + "/a").c_str(), "w");
-    std::fclose(file);
-  }
-  EXPECT_THAT(save(true), AllOf(HasSubstr(folder_ + "/a"), HasSubstr("is a file, not a folder")));
+  std::ofstream(folder_ + "/a").close();
+  EXPECT_THAT(save(true), Says(folder_ + "/a", "is a file, not a folder"));
   fs::remove(folder_ + "/a");
   if (geteuid() == 0 && WhyNotOrdinaryUser().has_value()) GTEST_SKIP() << *WhyNotOrdinaryUser();
   fs::permissions(folder_, fs::perms::owner_read | fs::perms::owner_exec | fs::perms::others_read |
                                fs::perms::others_exec);
-  EXPECT_THAT(save(false), AllOf(HasSubstr(folder_ + "/a"), HasSubstr("this user may write")));
+  EXPECT_THAT(save(false), Says(folder_ + "/a", "this user may write"));
   fs::permissions(folder_, fs::perms::all);
 }
 

@@ -37,37 +37,32 @@ TEST_F(SavingRunsTest, ASaveTakesAtMost64MiBAlsoInAResumedRunAndTheTablePredicts
     SCOPED_TRACE(static_cast<int>(tier));
     fs::remove_all(folder_);
     for (const bool resumed : {false, true}) {
-      ASSERT_EQ(RunWay({.world = 2, .stage = 3, .tier = tier},
-                       [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
-                         const uint64_t before = StagingOf(engine).current_bytes;
-                         if (resumed) EBB_RETURN_IF_ERROR(LoadCheckpoint(engine, folder_).status());
-                         const int step = resumed ? 1 : 0;
-                         EBB_RETURN_IF_ERROR(Train(engine, model, rank, step, step + 1));
-                         EBB_ASSIGN_OR_RETURN(const SaveTicket saving, SaveAsync(engine, folder_));
-                         const MemoryRow row = StagingOf(engine);
-                         EXPECT_GT(row.current_bytes, before);
-                         EXPECT_LE(row.current_bytes, before + (uint64_t{64} << 20));
-                         EXPECT_GE(row.predicted_bytes, row.peak_bytes);
-                         EBB_RETURN_IF_ERROR(Train(engine, model, rank, step + 1, step + 2));
-                         return saving.Wait().status();
-                       }),
-                absl::OkStatus());
+      OnWay({.world = 2, .stage = 3, .tier = tier}, [&](Engine& engine, ToyModel& model, int rank) {
+        const uint64_t before = StagingOf(engine).current_bytes;
+        if (resumed) ASSERT_OK(LoadCheckpoint(engine, folder_).status());
+        const int step = resumed ? 1 : 0;
+        ASSERT_OK(Train(engine, model, rank, step, step + 1));
+        ASSERT_OK_AND_ASSIGN(const SaveTicket saving, SaveAsync(engine, folder_));
+        const MemoryRow row = StagingOf(engine);
+        EXPECT_GT(row.current_bytes, before);
+        EXPECT_LE(row.current_bytes, before + (uint64_t{64} << 20));
+        EXPECT_GE(row.predicted_bytes, row.peak_bytes);
+        ASSERT_OK(Train(engine, model, rank, step + 1, step + 2));
+        ASSERT_OK(saving.Wait().status());
+      });
     }
   }
 }
 
 TEST_F(SavingRunsTest, InAStepAnErrorNamesTheCall) {
-  ASSERT_EQ(RunWay({.world = 1},
-                   [&](Engine& engine, ToyModel&, int) -> absl::Status {
-                     const Step step = engine.BeginStep();
-                     EXPECT_THAT(SaveCheckpoint(engine, folder_).status(),
-                                 Says("SaveCheckpoint while a Step or Evaluation"));
-                     EXPECT_EQ(LoadCheckpoint(engine, folder_).status().message(),
-                               "LoadCheckpoint while a Step or Evaluation of the engine is alive: "
-                               "finish or drop it first");
-                     return absl::OkStatus();
-                   }),
-            absl::OkStatus());
+  OnWay({.world = 1}, [&](Engine& engine, ToyModel&, int) {
+    const Step step = engine.BeginStep();
+    EXPECT_THAT(SaveCheckpoint(engine, folder_).status(),
+                Says("SaveCheckpoint while a Step or Evaluation"));
+    EXPECT_EQ(LoadCheckpoint(engine, folder_).status().message(),
+              "LoadCheckpoint while a Step or Evaluation of the engine is alive: "
+              "finish or drop it first");
+  });
 }
 
 // Both are of one run, so each might replace and remove the other's.
@@ -80,32 +75,24 @@ TEST_F(SavingRunsTest, OfTwoRunsThatResumeFromOneFolderOnlyTheFirstSaves) {
       return then(engine);
     });
   };
-  ASSERT_EQ(RunWay(way,
-                   [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
-                     EBB_RETURN_IF_ERROR(Train(engine, model, rank, 0, 1));
-                     return SaveCheckpoint(engine, folder_, {.keep = 2}).status();
-                   }),
-            absl::OkStatus());
+  TrainAndSave(way, 1, folder_);
   const auto expect_refused = [](const absl::Status& status, const char* said) {
     EXPECT_THAT(status, StatusIs(absl::StatusCode::kFailedPrecondition, said));
     return absl::OkStatus();
   };
   // The second one runs beside the first, and loses it at its first save and before.
-  ASSERT_EQ(RunWay({.world = 1},
-                   [&](Engine& first, ToyModel&, int) -> absl::Status {
-                     EBB_RETURN_IF_ERROR(LoadCheckpoint(first, folder_).status());
-                     EBB_RETURN_IF_ERROR(CheckSaves(first, folder_, 10));
-                     EXPECT_EQ(resume([&](Engine& second) {
-                                 EBB_RETURN_IF_ERROR(expect_refused(CheckSaves(second, folder_, 10),
-                                                                    "another run saves to"));
-                                 return expect_refused(
-                                     SaveCheckpoint(second, folder_, {.keep = 2}).status(),
-                                     "give each run a folder of its own");
-                               }),
-                               absl::OkStatus());
-                     return SaveCheckpoint(first, folder_, {.keep = 2}).status();
-                   }),
-            absl::OkStatus());
+  OnWay({.world = 1}, [&](Engine& first, ToyModel&, int) -> absl::Status {
+    EBB_RETURN_IF_ERROR(LoadCheckpoint(first, folder_).status());
+    EBB_RETURN_IF_ERROR(CheckSaves(first, folder_, 10));
+    EXPECT_EQ(resume([&](Engine& second) {
+                EBB_RETURN_IF_ERROR(
+                    expect_refused(CheckSaves(second, folder_, 10), "another run saves to"));
+                return expect_refused(SaveCheckpoint(second, folder_, {.keep = 2}).status(),
+                                      "give each run a folder of its own");
+              }),
+              absl::OkStatus());
+    return SaveCheckpoint(first, folder_, {.keep = 2}).status();
+  });
   // The first one has ended before the second one saves.
   ASSERT_EQ(resume([&](Engine& second) -> absl::Status {
               if (second.world().rank() == 0) {
@@ -130,15 +117,12 @@ TEST_F(SavingRunsTest, IfACheckpointIsRemovedDuringALoadAnotherOneIsLoaded) {
   for (const int world : {1, 2}) {
     fs::remove_all(folder_);
     const Way way = {.world = world, .stage = 3};
-    ASSERT_EQ(RunWay(way,
-                     [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
-                       for (const int step : {0, 1}) {
-                         EBB_RETURN_IF_ERROR(Train(engine, model, rank, step, step + 1));
-                         EBB_RETURN_IF_ERROR(SaveCheckpoint(engine, folder_).status());
-                       }
-                       return absl::OkStatus();
-                     }),
-              absl::OkStatus());
+    OnWay(way, [&](Engine& engine, ToyModel& model, int rank) {
+      for (const int step : {0, 1}) {
+        ASSERT_OK(Train(engine, model, rank, step, step + 1));
+        ASSERT_OK(SaveCheckpoint(engine, folder_).status());
+      }
+    });
     std::atomic<int> opened = 0;
     // The first time a file is opened to find the checkpoint, the second time to load it.
     const FileCalls calls(folder_, [&](const FileCall& call) {
@@ -147,35 +131,29 @@ TEST_F(SavingRunsTest, IfACheckpointIsRemovedDuringALoadAnotherOneIsLoaded) {
         fs::rename(At(2), folder_ + "/removed");
       return 0;
     });
-    ASSERT_EQ(RunWay(way,
-                     [&](Engine& engine, ToyModel&, int) -> absl::Status {
-                       EBB_ASSIGN_OR_RETURN(const LoadedCheckpoint loaded,
-                                            LoadCheckpoint(engine, folder_));
-                       EXPECT_EQ(loaded.path, At(1));
-                       return absl::OkStatus();
-                     }),
-              absl::OkStatus());
+    OnWay(way, [&](Engine& engine, ToyModel&, int) {
+      ASSERT_OK_AND_ASSIGN(const LoadedCheckpoint loaded, LoadCheckpoint(engine, folder_));
+      EXPECT_EQ(loaded.path, At(1));
+    });
     EXPECT_GE(opened, 2);
   }
 }
 
 TEST_F(SavingRunsTest, AFileBeyondTheLimitOfItsSizeIsAnErrorAndTheOlderOneStays) {
-  ASSERT_EQ(RunWay({.world = 1},
-                   [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
-                     EBB_RETURN_IF_ERROR(Train(engine, model, rank, 0, 1));
-                     EBB_RETURN_IF_ERROR(SaveCheckpoint(engine, folder_).status());
-                     EBB_RETURN_IF_ERROR(Train(engine, model, rank, 1, 2));
-                     rlimit old = {};
-                     getrlimit(RLIMIT_FSIZE, &old);
-                     const rlimit less = {.rlim_cur = 1024, .rlim_max = old.rlim_max};
-                     setrlimit(RLIMIT_FSIZE, &less);
-                     const absl::Status status = SaveCheckpoint(engine, folder_).status();
-                     setrlimit(RLIMIT_FSIZE, &old);
-                     EXPECT_THAT(status, Says("rank-00000", "ulimit -f"));
-                     EXPECT_THAT(*CheckpointsIn(folder_), ElementsAre("step-000000001"));
-                     return SaveCheckpoint(engine, folder_).status();
-                   }),
-            absl::OkStatus());
+  OnWay({.world = 1}, [&](Engine& engine, ToyModel& model, int rank) {
+    ASSERT_OK(Train(engine, model, rank, 0, 1));
+    ASSERT_OK(SaveCheckpoint(engine, folder_).status());
+    ASSERT_OK(Train(engine, model, rank, 1, 2));
+    rlimit old = {};
+    getrlimit(RLIMIT_FSIZE, &old);
+    const rlimit less = {.rlim_cur = 1024, .rlim_max = old.rlim_max};
+    setrlimit(RLIMIT_FSIZE, &less);
+    const absl::Status status = SaveCheckpoint(engine, folder_).status();
+    setrlimit(RLIMIT_FSIZE, &old);
+    EXPECT_THAT(status, Says("rank-00000", "ulimit -f"));
+    EXPECT_THAT(*CheckpointsIn(folder_), ElementsAre("step-000000001"));
+    ASSERT_OK(SaveCheckpoint(engine, folder_).status());
+  });
 }
 
 }  // namespace

@@ -9,8 +9,6 @@
 #include <string>
 #include <vector>
 
-#include "tests/status.h"
-
 namespace ebb::stored_values_test {
 namespace {
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
 #include "ebb/optim/checksum.h"
 #include "ebb/runtime/checkpoint/manifest.h"
 #include "ebb/runtime/checkpoint/model_files.h"
@@ -26,23 +27,10 @@ int Rounds() {
 // A few bytes changed, put in, taken out or doubled; also what parsers take for structure and large
 // numbers.
 std::string Mutated(std::string text, std::mt19937& random) {
-  static const std::vector<std::string> kPieces = {"{",
-                                                   "}",
-                                                   "[",
-                                                   "]",
-                                                   "\"",
-                                                   ":",
-                                                   ",",
-                                                   "\\u0000",
-                                                   "-1",
-                                                   "1e99",
-                                                   "18446744073709551615",
-                                                   "9223372036854775807",
-                                                   "4611686018427387904",
-                                                   "null",
-                                                   "../",
-                                                   "[0, 4]",
-                                                   "F32"};
+  static const std::vector<std::string> kPieces =
+      absl::StrSplit(R"({ } [ ] " : , \u0000 -1 1e99 18446744073709551615 9223372036854775807 )"
+                     R"(4611686018427387904 null ../ [0,4] F32)",
+                     ' ');
   const auto below = [&](size_t n) {
     return static_cast<size_t>(random() % std::max<size_t>(n, 1));
   };

@@ -5,11 +5,14 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <source_location>
 #include <string>
 
+#include "ebb/runtime/checkpoint/checkpoint.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "tests/engine/scripted.h"
 #include "tests/engine/toy_model.h"
+#include "tests/ranks.h"
 
 namespace ebb::testing {
 
@@ -70,10 +73,44 @@ inline absl::Status RunWay(const Way& way, const WayBody& body,
   return RunThreads(way.world, [&](World world) { return RunRank(world, way, body, options); });
 }
 
+// Fails the test where a rank of RunWay fails. A body may also assert, and return nothing.
+template <class Body>
+void OnWay(const Way& way, const ToyOptions& options, const Body& body,
+           std::source_location at = std::source_location::current()) {
+  ExpectOk(RunWay(
+               way,
+               [&](Engine& engine, ToyModel& model, int rank) {
+                 return StatusOfRank(body, engine, model, rank);
+               },
+               options),
+           at);
+}
+template <class Body>
+void OnWay(const Way& way, const Body& body,
+           std::source_location at = std::source_location::current()) {
+  OnWay(way, {.groups = true}, body, at);
+}
+
 // Steps [from, to), each of so many micro-batches as the engine was created for.
 inline absl::Status Train(Engine& engine, ToyModel& model, int rank, int from, int to) {
   for (int step = from; step < to; ++step) EBB_RETURN_IF_ERROR(model.Train(engine, rank, step, {}));
   return absl::OkStatus();
+}
+
+// Trains for so many steps, then saves.
+inline void TrainAndSave(const Way& way, int steps, const std::string& folder,
+                         const ToyOptions& model_options = {.groups = true}) {
+  OnWay(way, model_options, [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
+    EBB_RETURN_IF_ERROR(Train(engine, model, rank, 0, steps));
+    return SaveCheckpoint(engine, folder).status();
+  });
+}
+
+// Collective: all ranks see `expected`.
+inline void ExpectMasters(Engine& engine, const ToyModel& model, const ParameterValues& expected,
+                          StateClass state = StateClass::kMaster) {
+  ASSERT_OK_AND_ASSIGN(const ParameterValues values, GatherAll(engine, model.spec(), state));
+  EXPECT_EQ(values, expected);
 }
 
 // Collective: the whole masters, on rank 0.
