@@ -2,14 +2,18 @@
 // them.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <functional>
 #include <ostream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "../print_dtype.h"
 #include "ebb/runtime/comm/world.h"
 #include "ebb/runtime/device/device.h"
+#include "tests/status.h"
 
 namespace ebb::testing {
 
@@ -35,5 +39,21 @@ inline void PrintTo(const Backend& backend, std::ostream* out) {
 }
 
 std::vector<Backend> Backends();
+
+// A suite with a test for each of Backends().
+class OnEveryBackend : public ::testing::TestWithParam<Backend> {
+ protected:
+  // Fails the test where `body` returns an error on a rank.
+  static void Run(int ranks, std::function<absl::Status(World)> body) {
+    EXPECT_OK(GetParam().run(ranks, std::move(body)));
+  }
+  static Stream CallerStream() { return GetParam().device(1).CallerStream(); }
+  static absl::StatusOr<Stream> NewStream(const char* name = "comm") {
+    return GetParam().device(1).NewStream(name);
+  }
+};
+inline std::string NameOf(const ::testing::TestParamInfo<Backend>& test) {
+  return test.param.name;
+}
 
 }  // namespace ebb::testing

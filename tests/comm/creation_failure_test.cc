@@ -24,14 +24,13 @@ TEST_P(CreationFailureTest, CreationDoesNotWaitForARankThatHasLeftOrFailed) {
     world.rank() == 0 ? seen_by_rank_2.Wait() : seen_by_rank_2.Set();  // else rank 0 leaves, too
     return status;
   });
-  EXPECT_THAT(left[0], Says("rank 1 has left"));
-  EXPECT_THAT(left[2], Says("rank 1 has left"));
+  for (const size_t rank : {0, 2}) EXPECT_THAT(left[rank], Says("rank 1 has left"));
 
   const auto failed = Seen(3, [](World& world) -> absl::Status {
     if (world.rank() == 1) world.Fail(absl::InternalError("broken"));
     return world.NewCommunicator().status();
   });
-  for (const absl::Status& status : failed) EXPECT_EQ(Message(status), "rank 1 failed: broken");
+  EXPECT_THAT(failed, Each(absl::InternalError("rank 1 failed: broken")));
 }
 
 TEST_P(CreationFailureTest, CreationFailsIfARankIsLate) {
@@ -74,13 +73,13 @@ TEST_P(CreationFailureTest, PartsOfAWorldFailWithIt) {
         return pair.status();
       }
       while (pair.status().ok()) {
-        EBB_RETURN_IF_ERROR(After(GetParam(), pair, [&](Stream& s) { return pair.Barrier(s); }));
+        EBB_RETURN_IF_ERROR(Meet(pair));
       }
       EXPECT_EQ(part.NewCommunicator().status(), pair.status());
       return pair.status();
     });
     const std::string name = of_part ? "rank 1 (world rank 3)" : "rank 3";
-    for (const absl::Status& status : seen) EXPECT_EQ(Message(status), name + " failed: broken");
+    EXPECT_THAT(seen, Each(absl::InternalError(name + " failed: broken")));
   }
 }
 
@@ -90,7 +89,7 @@ TEST_P(CreationFailureTest, LeavingAPartIsReportedToItsRanksAlone) {
     EBB_ASSIGN_OR_RETURN(Communicator pair, part.NewCommunicator({.name = "pair"}));
     if (world.rank() == 3) return absl::OkStatus();
     for (int round = 0; round < 5 && pair.status().ok(); ++round) {
-      EBB_RETURN_IF_ERROR(After(GetParam(), pair, [&](Stream& s) { return pair.Barrier(s); }));
+      EBB_RETURN_IF_ERROR(Meet(pair));
     }
     return pair.status();
   });
@@ -110,12 +109,10 @@ TEST_P(CreationFailureTest, CommunicatorsOfPartsAreNamed) {
     named.Abort(absl::InternalError("broken"));
     return named.status();
   });
-  for (size_t rank = 0; rank < 4; ++rank)
-    EXPECT_THAT(seen[rank], Says("communicator 'half': broken"));
+  EXPECT_THAT(seen, Each(Says("communicator 'half': broken")));
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, CreationFailureTest, ::testing::ValuesIn(Backends()),
-                         [](const auto& test) { return test.param.name; });
+INSTANTIATE_TEST_SUITE_P(Backends, CreationFailureTest, ::testing::ValuesIn(Backends()), NameOf);
 
 }  // namespace
 }  // namespace ebb::testing::creation_failure_test

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace ebb::hosts_test {
@@ -11,14 +12,19 @@ namespace {
 
 using Ranks = std::vector<std::vector<int>>;
 
-Hosts Find(const std::vector<int>& host_of) {
+// A letter for the host of each rank.
+std::vector<Participant> RanksOn(std::string_view hosts) {
   std::vector<Participant> participants;
-  for (const int host : host_of) participants.emplace_back().host_name = std::to_string(host);
-  return FindHosts(participants);
+  for (const char host : hosts) participants.emplace_back().host_name = host;
+  return participants;
+}
+
+Hosts Find(std::string_view hosts) {
+  return FindHosts(RanksOn(hosts));
 }
 
 TEST(FindHosts, RanksNumberedHostByHostAreEven) {
-  const Hosts hosts = Find({7, 7, 7, 2, 2, 2});
+  const Hosts hosts = Find("hhhccc");
   EXPECT_EQ(hosts.ranks, (Ranks{{0, 1, 2}, {3, 4, 5}}));
   EXPECT_TRUE(hosts.is_even);
   EXPECT_EQ(hosts.count(), 2);
@@ -26,33 +32,29 @@ TEST(FindHosts, RanksNumberedHostByHostAreEven) {
 }
 
 TEST(FindHosts, OneHostOrOneRankOnEachHostIsEven) {
-  EXPECT_TRUE(Find({4, 4, 4}).is_even);
-  EXPECT_EQ(Find({4, 4, 4}).ranks_per_host(), 3);
-  EXPECT_TRUE(Find({0, 1, 2}).is_even);
-  EXPECT_EQ(Find({0, 1, 2}).ranks_per_host(), 1);
-  EXPECT_TRUE(Find({0}).is_even);
+  EXPECT_TRUE(Find("eee").is_even);
+  EXPECT_EQ(Find("eee").ranks_per_host(), 3);
+  EXPECT_TRUE(Find("abc").is_even);
+  EXPECT_EQ(Find("abc").ranks_per_host(), 1);
+  EXPECT_TRUE(Find("a").is_even);
 }
 
 TEST(FindHosts, UnevenOrScatteredRanksAreNot) {
-  EXPECT_FALSE(Find({0, 0, 0, 1}).is_even);
-  EXPECT_FALSE(Find({0, 1, 0, 1}).is_even);
-  EXPECT_EQ(Find({0, 1, 0, 1}).ranks, (Ranks{{0, 2}, {1, 3}}));
-  EXPECT_FALSE(Find({0, 1, 1, 0}).is_even);
+  EXPECT_FALSE(Find("aaab").is_even);
+  EXPECT_FALSE(Find("abab").is_even);
+  EXPECT_EQ(Find("abab").ranks, (Ranks{{0, 2}, {1, 3}}));
+  EXPECT_FALSE(Find("abba").is_even);
 }
 
 TEST(FindHosts, ParticipantsAreOnTheHostsThatTheyName) {
-  std::vector<Participant> participants(4);
-  const std::vector<std::string> names = {"a", "a", "b", "b"};
-  for (size_t i = 0; i < 4; ++i) participants[i].host_name = names[i];
+  std::vector<Participant> participants = RanksOn("aabb");
   EXPECT_EQ(FindHosts(participants).ranks, (Ranks{{0, 1}, {2, 3}}));
   EXPECT_EQ(CpuRanksNeedMpi(participants).code(), absl::StatusCode::kUnimplemented);
   EXPECT_NE(CpuRanksNeedMpi(participants).message().find("2 hosts (a, b)"), std::string::npos);
 }
 
 TEST(HostsWithoutMpi, NamesTheHostsAndTheRanksThatLackIt) {
-  std::vector<Participant> participants(5);
-  const std::vector<std::string> names = {"a", "a", "b", "b", "c"};
-  for (size_t i = 0; i < names.size(); ++i) participants[i].host_name = names[i];
+  std::vector<Participant> participants = RanksOn("aabbc");
   EXPECT_EQ(HostsWithoutMpi(participants), "");
   participants[2].without_mpi = participants[3].without_mpi = "no such file";
   participants[4].without_mpi = "too old";
@@ -63,9 +65,7 @@ TEST(HostsWithoutMpi, NamesTheHostsAndTheRanksThatLackIt) {
 }
 
 TEST(NamesAndHosts, AHostIsNamedAfterItsLastRank) {
-  std::vector<Participant> participants(4);
-  const std::vector<std::string> names = {"a", "a", "b", "c"};
-  for (size_t i = 0; i < names.size(); ++i) participants[i].host_name = names[i];
+  std::vector<Participant> participants = RanksOn("aabc");
   const std::vector<int> all = {0, 1, 2, 3}, some = {0, 3};
   EXPECT_EQ(NamesAndHosts(participants, all),
             "rank 0, rank 1 on host 'a', rank 2 on host 'b', rank 3 on host 'c'");

@@ -124,8 +124,7 @@ INSTANTIATE_TEST_SUITE_P(Backends, MismatchTest,
                          });
 
 class MismatchAmongManyTest : public FailingRanks {};
-INSTANTIATE_TEST_SUITE_P(Backends, MismatchAmongManyTest, ::testing::ValuesIn(Backends()),
-                         [](const auto& test) { return test.param.name; });
+INSTANTIATE_TEST_SUITE_P(Backends, MismatchAmongManyTest, ::testing::ValuesIn(Backends()), NameOf);
 
 TEST_P(MismatchAmongManyTest, TheRankThatDiffersIsNamed) {
   const auto seen = Seen(5, [](World& world) -> absl::Status {
@@ -133,7 +132,7 @@ TEST_P(MismatchAmongManyTest, TheRankThatDiffersIsNamed) {
     std::array<float, 8> values = {};
     const CollectiveSpan span = {
         .send = values.data(), .receive = values.data(), .count = world.rank() == 3 ? 8 : 4};
-    return After(GetParam(), communicator, [&](Stream& s) {
+    return After(communicator, [&](Stream& s) {
       return communicator.AllReduce(s, {&span, 1}, kType);
     });
   });

@@ -15,15 +15,11 @@
 namespace ebb::testing::split_test {
 namespace {
 
-class SplitTest : public ::testing::TestWithParam<Backend> {
+class SplitTest : public OnEveryBackend {
  protected:
-  void Run(int ranks, std::function<absl::Status(World)> body) {
-    const absl::Status status = GetParam().run(ranks, std::move(body));
-    EXPECT_TRUE(status.ok()) << status;
-  }
   // Whether `communicator` has exactly these ranks of the world, in this order, and sums over them.
   static absl::Status Expect(const std::vector<float>& ranks, Communicator& communicator, int me) {
-    Stream stream = GetParam().device(1).CallerStream();
+    Stream stream = CallerStream();
     const float mine = static_cast<float>(me);
     std::vector<float> received(static_cast<size_t>(communicator.size()));
     float sum = 0, expected = 0;
@@ -104,8 +100,7 @@ TEST_P(SplitTest, RanksThatSplitInDifferentWaysAreAllRefused) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, SplitTest, ::testing::ValuesIn(Backends()),
-                         [](const auto& test) { return test.param.name; });
+INSTANTIATE_TEST_SUITE_P(Backends, SplitTest, ::testing::ValuesIn(Backends()), NameOf);
 
 }  // namespace
 }  // namespace ebb::testing::split_test

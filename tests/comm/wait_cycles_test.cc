@@ -52,6 +52,11 @@ class WaitCyclesTest : public ::testing::TestWithParam<bool> {
     const absl::Status seen = lane[rank]->Waits({&other, 1});
     return shares() ? seen : orders_[other]->Receive(orders_[rank]->Pack());
   }
+  // Each rank waits in another collective.
+  void ExpectNoDifference() {
+    EXPECT_TRUE(Wait(0, reduce_).ok());
+    EXPECT_TRUE(Wait(1, gather_).ok());
+  }
   void EndWait(int rank, std::optional<WaitCycles::Lane> (&lane)[kRanks]) { lane[rank]->End(); }
 
   // An evaluation of two scopes on rank 0; rank 1 opens a third one. Each waits for the other.
@@ -105,8 +110,7 @@ TEST_P(WaitCyclesTest, ADifferenceWhereTheOtherRankHasEnqueuedTheCollectiveIsLef
   GoApart();
   gather_[0]->Enqueued(1);  // as Finish does for scopes that are left out
   enqueued_[0][1] = 1;
-  EXPECT_TRUE(Wait(0, reduce_).ok());
-  EXPECT_TRUE(Wait(1, gather_).ok());
+  ExpectNoDifference();
 }
 
 TEST_P(WaitCyclesTest, AWaitThatHasEndedIsNoWait) {
@@ -124,15 +128,13 @@ TEST_P(WaitCyclesTest, AnErrorOfAllRanksEndsItsDifference) {
     Call(rank, CallKind::kStep);
     Scopes(rank, 3 - rank);
   }
-  EXPECT_TRUE(Wait(0, reduce_).ok());
-  EXPECT_TRUE(Wait(1, gather_).ok());
+  ExpectNoDifference();
 }
 
 TEST_P(WaitCyclesTest, AnErrorThatOneRankKnowsEndsTheComparison) {
   GoApart();
   orders_[0]->NoteError(0);
-  EXPECT_TRUE(Wait(0, reduce_).ok());
-  EXPECT_TRUE(Wait(1, gather_).ok());
+  ExpectNoDifference();
 }
 
 TEST_P(WaitCyclesTest, AnErrorOfOneRankBeforeAnEngineWasMadeDoesNotCount) {
@@ -157,8 +159,7 @@ TEST_P(WaitCyclesTest, StepsThatBothRanksHaveDroppedAreNotCompared) {
     Call(rank, CallKind::kStep);
     Scopes(rank, 2 + rank);
   }
-  EXPECT_TRUE(Wait(0, reduce_).ok());
-  EXPECT_TRUE(Wait(1, gather_).ok());
+  ExpectNoDifference();
 }
 
 TEST_P(WaitCyclesTest, AStepThatOneRankHasDroppedIsADifference) {
@@ -184,8 +185,7 @@ TEST_P(WaitCyclesTest, ADroppedEvaluationInAStepEndsTheLogOfTheStep) {
     orders_[rank]->NoteScope(0, CallKind::kDrop);
     Scopes(rank, 5);
   }
-  EXPECT_TRUE(Wait(0, reduce_).ok());
-  EXPECT_TRUE(Wait(1, gather_).ok());
+  ExpectNoDifference();
   for (const int rank : {0, 1}) {
     EndWait(rank, rank == 0 ? reduce_ : gather_);
     Call(rank, CallKind::kFinish);
@@ -202,8 +202,7 @@ TEST_P(WaitCyclesTest, ScopesOfTwoEnginesMayComeInDifferentOrder) {
     for (const int engine : {0, 1}) Call(rank, CallKind::kEvaluation, engine);
     for (const int engine : {rank, 1 - rank}) Scopes(rank, 3, engine);
   }
-  EXPECT_TRUE(Wait(0, reduce_).ok());
-  EXPECT_TRUE(Wait(1, gather_).ok());
+  ExpectNoDifference();
 }
 
 TEST_P(WaitCyclesTest, ManyScopesLaterTheDifferenceIsStillKnown) {
