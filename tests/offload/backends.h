@@ -105,3 +105,8 @@ class OnEveryBackend : public ::testing::TestWithParam<Backend> {
 };
 
 }  // namespace ebb::testing
+
+// ASSERT_MADE(file, Make(options)); ends a test that Make has failed or skipped.
+#define ASSERT_MADE(file, make) \
+  auto file = make;             \
+  if (file == nullptr) return

@@ -32,7 +32,7 @@ class IoFaultTest : public OnEveryBackend {
     options.wrap_queue = WithFaults(std::move(fault), hold, GetParam().own_thread);
     return Make(options);
   }
-  // Writes and reads the whole file.
+  // Writes and reads the whole file, with other memory.
   void ExpectRoundTrip(ShardFile& file) {
     const PinnedMemory written = Memory(kBytes), read = Memory(kBytes);
     FillRandomly(written.buffer.span(), 7);
@@ -42,6 +42,8 @@ class IoFaultTest : public OnEveryBackend {
     EXPECT_EQ(file.bytes_written(), kBytes);
     EXPECT_EQ(file.bytes_read(), kBytes);
   }
+
+  const PinnedMemory memory_ = Memory(kBytes);
 };
 
 }  // namespace ebb::testing

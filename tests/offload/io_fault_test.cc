@@ -27,37 +27,31 @@ INSTANTIATE_TEST_SUITE_P(Driven, IoFaultTest, ::testing::Values(Driven()), NameO
 
 TEST_P(IoFaultTest, FailingDiskIsDataLossAndTheNextTransferGoesOn) {
   int requests = 0;
-  const auto file = MakeWith([&](IoRequest&) -> std::optional<int64_t> {
-    if (++requests == 5) return -EIO;
-    return std::nullopt;
-  });
-  if (file == nullptr) return;
-  const PinnedMemory memory = Memory(kBytes);
-  const absl::Status status = Write(*file, 0, memory.buffer.span());
+  ASSERT_MADE(file, MakeWith([&](IoRequest&) -> std::optional<int64_t> {
+                if (++requests == 5) return -EIO;
+                return std::nullopt;
+              }));
+  const absl::Status status = Write(*file, 0, memory_.buffer.span());
   EXPECT_THAT(status, StatusIs(absl::StatusCode::kDataLoss, "cannot write 65536 bytes at offset ",
                                scratch_.path(), "Input/output error"));
-  EXPECT_EQ(Write(*file, 0, memory.buffer.span()), absl::OkStatus());
+  EXPECT_EQ(Write(*file, 0, memory_.buffer.span()), absl::OkStatus());
 }
 
 TEST_P(IoFaultTest, DiskThatFillsUpIsResourceExhausted) {
-  const auto file = MakeWith([](IoRequest& request) -> std::optional<int64_t> {
-    if (request.write && request.offset >= kBytes / 6) return -ENOSPC;
-    return std::nullopt;
-  });
-  if (file == nullptr) return;
-  const PinnedMemory memory = Memory(kBytes);
-  const absl::Status status = Write(*file, 0, memory.buffer.span());
+  ASSERT_MADE(file, MakeWith([](IoRequest& request) -> std::optional<int64_t> {
+                if (request.write && request.offset >= kBytes / 6) return -ENOSPC;
+                return std::nullopt;
+              }));
+  const absl::Status status = Write(*file, 0, memory_.buffer.span());
   EXPECT_THAT(status, StatusIs(absl::StatusCode::kResourceExhausted, "No space left on device"));
-  EXPECT_EQ(Read(*file, 0, memory.buffer.span()), absl::OkStatus());
+  EXPECT_EQ(Read(*file, 0, memory_.buffer.span()), absl::OkStatus());
 }
 
 TEST_P(IoFaultTest, TransferThatFailsInEveryBlockEnds) {
-  const auto file = MakeWith([](IoRequest&) -> std::optional<int64_t> { return -EIO; });
-  if (file == nullptr) return;
-  const PinnedMemory memory = Memory(kBytes);
+  ASSERT_MADE(file, MakeWith([](IoRequest&) -> std::optional<int64_t> { return -EIO; }));
   std::deque<IoTransfer> transfers(6);
   for (IoTransfer& transfer : transfers) {
-    file->StartWrite(transfer, 0, memory.buffer.data(), kBytes);
+    file->StartWrite(transfer, 0, memory_.buffer.data(), kBytes);
   }
   for (IoTransfer& transfer : transfers) {
     EXPECT_EQ(file->Wait(transfer).code(), absl::StatusCode::kDataLoss);
@@ -66,16 +60,14 @@ TEST_P(IoFaultTest, TransferThatFailsInEveryBlockEnds) {
 }
 
 TEST_P(IoFaultTest, FailuresThatNoThreadWaitsForLeaveNothing) {
-  auto file = MakeWith([](IoRequest&) -> std::optional<int64_t> { return -EIO; });
-  if (file == nullptr) return;
-  const PinnedMemory memory = Memory(kBytes);
+  ASSERT_MADE(file, MakeWith([](IoRequest&) -> std::optional<int64_t> { return -EIO; }));
   {
     IoTransfer goes;
-    file->StartWrite(goes, 0, memory.buffer.data(), kBytes);
+    file->StartWrite(goes, 0, memory_.buffer.data(), kBytes);
   }
   std::deque<IoTransfer> transfers(3);
   for (IoTransfer& transfer : transfers) {
-    file->StartRead(transfer, 0, memory.buffer.data(), kBytes);
+    file->StartRead(transfer, 0, memory_.buffer.data(), kBytes);
   }
   file.reset();
   for (const IoTransfer& transfer : transfers) EXPECT_TRUE(transfer.done());
@@ -84,65 +76,59 @@ TEST_P(IoFaultTest, FailuresThatNoThreadWaitsForLeaveNothing) {
 
 TEST_P(IoFaultTest, ShortTransfersAreContinued) {
   int requests = 0;
-  const auto file = MakeWith([&](IoRequest& request) -> std::optional<int64_t> {
-    if (++requests % 2 == 0 && request.bytes > 8192) {
-      request.bytes = request.bytes / 3 / 4096 * 4096;
-    }
-    return std::nullopt;
-  });
-  if (file == nullptr) return;
+  ASSERT_MADE(file, MakeWith([&](IoRequest& request) -> std::optional<int64_t> {
+                if (++requests % 2 == 0 && request.bytes > 8192) {
+                  request.bytes = request.bytes / 3 / 4096 * 4096;
+                }
+                return std::nullopt;
+              }));
   ExpectRoundTrip(*file);
   EXPECT_GT(requests, 2 * kBytes / (64 << 10));
 }
 
 TEST_P(IoFaultTest, ShortTransfersOfLessThanABlockAreRepeated) {
   int requests = 0;
-  const auto file = MakeWith([&](IoRequest&) -> std::optional<int64_t> {
-    if (++requests % 3 == 0) return 0 + 512 * (requests % 2);
-    return std::nullopt;
-  });
-  if (file == nullptr) return;
-  const PinnedMemory memory = Memory(kBytes);
-  EXPECT_EQ(Write(*file, 0, memory.buffer.span()), absl::OkStatus());
+  ASSERT_MADE(file, MakeWith([&](IoRequest&) -> std::optional<int64_t> {
+                if (++requests % 3 == 0) return 0 + 512 * (requests % 2);
+                return std::nullopt;
+              }));
+  EXPECT_EQ(Write(*file, 0, memory_.buffer.span()), absl::OkStatus());
 }
 
 TEST_P(IoFaultTest, RequestsAreRepeatedIfTheSystemAsksForIt) {
   int requests = 0;
-  const auto file = MakeWith([&](IoRequest&) -> std::optional<int64_t> {
-    switch (++requests % 5) {
-      case 1:
-        return -EINTR;
-      case 2:
-        return -EAGAIN;
-      case 3:
-        return -ENOMEM;
-      default:
-        return std::nullopt;
-    }
-  });
-  if (file == nullptr) return;
+  ASSERT_MADE(file, MakeWith([&](IoRequest&) -> std::optional<int64_t> {
+                switch (++requests % 5) {
+                  case 1:
+                    return -EINTR;
+                  case 2:
+                    return -EAGAIN;
+                  case 3:
+                    return -ENOMEM;
+                  default:
+                    return std::nullopt;
+                }
+              }));
   ExpectRoundTrip(*file);
 }
 
 TEST_P(IoFaultTest, RepeatingEnds) {
-  const auto file = MakeWith([](IoRequest& request) -> std::optional<int64_t> {
-    if (request.offset == 0) return -EAGAIN;
-    return std::nullopt;
-  });
-  if (file == nullptr) return;
-  const PinnedMemory memory = Memory(kBytes);
-  const absl::Status status = Write(*file, 0, memory.buffer.span());
+  ASSERT_MADE(file, MakeWith([](IoRequest& request) -> std::optional<int64_t> {
+                if (request.offset == 0) return -EAGAIN;
+                return std::nullopt;
+              }));
+  const absl::Status status = Write(*file, 0, memory_.buffer.span());
   EXPECT_THAT(status, StatusIs(absl::StatusCode::kUnavailable, "queue_depth"));
 }
 
 // Refusals that last long enough for pauses.
 TEST_P(IoFaultTest, AShortSeriesOfRefusalsIsSurvived) {
   std::map<int64_t, int> refused;  // by offset
-  const auto file = MakeWith([&](IoRequest& request) -> std::optional<int64_t> {
-    if (request.offset < kBytes / 6 && ++refused[request.offset] % 25 != 0) return -EAGAIN;
-    return std::nullopt;
-  });
-  if (file == nullptr) return;
+  ASSERT_MADE(file, MakeWith([&](IoRequest& request) -> std::optional<int64_t> {
+                if (request.offset < kBytes / 6 && ++refused[request.offset] % 25 != 0)
+                  return -EAGAIN;
+                return std::nullopt;
+              }));
   ExpectRoundTrip(*file);
   EXPECT_GE(refused.size(), 2u);
 }
@@ -151,15 +137,13 @@ TEST_P(IoFaultTest, AShortSeriesOfRefusalsIsSurvived) {
 TEST_P(IoFaultTest, ASystemThatAsksToRepeatForEverEndsAllTransfersTogether) {
   constexpr int kTransfers = 12;
   int refused = 0;
-  const auto file = MakeWith([&](IoRequest&) -> std::optional<int64_t> {
-    ++refused;
-    return -EAGAIN;
-  });
-  if (file == nullptr) return;
-  const PinnedMemory memory = Memory(kBytes);
+  ASSERT_MADE(file, MakeWith([&](IoRequest&) -> std::optional<int64_t> {
+                ++refused;
+                return -EAGAIN;
+              }));
   std::deque<IoTransfer> transfers(kTransfers);
   for (IoTransfer& transfer : transfers) {
-    file->StartWrite(transfer, 0, memory.buffer.data(), kBytes);
+    file->StartWrite(transfer, 0, memory_.buffer.data(), kBytes);
   }
   for (IoTransfer& transfer : transfers) {
     EXPECT_EQ(file->Wait(transfer).code(), absl::StatusCode::kUnavailable);
@@ -172,7 +156,6 @@ TEST_P(IoFaultTest, ASystemThatAsksToRepeatForEverEndsAllTransfersTogether) {
 
 // One second for both together.
 TEST_P(IoFaultTest, AfterEndlessRefusalsTheNextQueueEndsWithoutAnotherWait) {
-  const PinnedMemory memory = Memory(kBytes);
   int refused = 0;
   const auto refuse = [&](IoRequest&) -> std::optional<int64_t> {
     return ++refused % 2 == 0 ? -EAGAIN : -EINTR;
@@ -182,10 +165,9 @@ TEST_P(IoFaultTest, AfterEndlessRefusalsTheNextQueueEndsWithoutAnotherWait) {
     ShardFile::Options options = Options(kBytes);
     options.name = first ? "first" : "second";
     options.wrap_queue = WithFaults(refuse, /*hold=*/1, GetParam().own_thread);
-    const auto file = Make(options);
-    if (file == nullptr) return;
+    ASSERT_MADE(file, Make(options));
     refused = 0;
-    EXPECT_EQ(Write(*file, 0, memory.buffer.span()).code(), absl::StatusCode::kUnavailable);
+    EXPECT_EQ(Write(*file, 0, memory_.buffer.span()).code(), absl::StatusCode::kUnavailable);
     if (first) of_first = refused;
   }
   EXPECT_GT(of_first, 2 * 17 * depth());
@@ -196,12 +178,12 @@ TEST_P(IoFaultTest, AfterEndlessRefusalsTheNextQueueEndsWithoutAnotherWait) {
 TEST_P(IoFaultTest, RequestsOfAFailedTransferAreNotRepeated) {
   int requests = 0;
   // Reported latest first, so the first one's failure is known when the others come a second time.
-  const auto file = MakeWith(
-      [&](IoRequest&) -> std::optional<int64_t> { return ++requests == 1 ? -EIO : -EAGAIN; },
-      FaultyQueue::kAllInFlight);
-  if (file == nullptr) return;
-  const PinnedMemory memory = Memory(kBytes);
-  EXPECT_EQ(Write(*file, 0, memory.buffer.span()).code(), absl::StatusCode::kDataLoss);
+  ASSERT_MADE(file, MakeWith(
+                        [&](IoRequest&) -> std::optional<int64_t> {
+                          return ++requests == 1 ? -EIO : -EAGAIN;
+                        },
+                        FaultyQueue::kAllInFlight));
+  EXPECT_EQ(Write(*file, 0, memory_.buffer.span()).code(), absl::StatusCode::kDataLoss);
   EXPECT_LE(requests, 2 * Options(kBytes).aio.queue_depth * GetParam().directories);
 }
 
@@ -210,12 +192,11 @@ TEST_P(IoFaultTest, EndlessRefusalsEndTogetherAlthoughOthersMakeProgress) {
   if (!GetParam().own_thread) GTEST_SKIP() << "two threads use the queue";
   constexpr int kTransfers = 12;
   std::atomic<int> refused = 0;
-  const auto file = MakeWith([&](IoRequest& request) -> std::optional<int64_t> {
-    if (!request.write) return std::nullopt;
-    ++refused;
-    return -EAGAIN;
-  });
-  if (file == nullptr) return;
+  ASSERT_MADE(file, MakeWith([&](IoRequest& request) -> std::optional<int64_t> {
+                if (!request.write) return std::nullopt;
+                ++refused;
+                return -EAGAIN;
+              }));
   const PinnedMemory written = Memory(kBytes), read = Memory(kBytes);
   std::atomic<bool> over = false;
   std::thread reads([&] {
@@ -232,8 +213,7 @@ TEST_P(IoFaultTest, CompletionsMayComeInAnyOrder) {
   // The requests in flight reach the depth while there are more of them.
   const size_t depth = Options(kBytes).aio.queue_depth * Options(kBytes).directories.size();
   ASSERT_EQ(kBytes / (64 << 10) % static_cast<int64_t>(depth), 0);
-  const auto file = MakeWith([](IoRequest&) { return std::optional<int64_t>(); }, depth);
-  if (file == nullptr) return;
+  ASSERT_MADE(file, MakeWith([](IoRequest&) { return std::optional<int64_t>(); }, depth));
   ExpectRoundTrip(*file);
 }
 
@@ -250,18 +230,19 @@ TEST_P(IoFaultTest, AnErrorInAnyOrderOfCompletionsFailsItsTransferAlone) {
                                         {true, FaultyQueue::kAllInFlight},
                                         {false, FaultyQueue::kAllInFlight}}) {
     // The last block of one transfer, the first of another.
-    const auto file = MakeWith(
-        [&, writes = of_writes](IoRequest& request) -> std::optional<int64_t> {
-          const int64_t transfer = transfer_of(request);
-          const std::byte* const begin =
-              (request.write ? written : read).buffer.data() + transfer * kEach;
-          const bool is_first = request.data == begin;
-          const bool is_last = request.data + request.bytes == begin + kEach;
-          const bool fails = (transfer == 1 && is_last) || (transfer == 4 && is_first);
-          return fails && request.write == writes ? std::optional<int64_t>(-EIO) : std::nullopt;
-        },
-        hold);
-    if (file == nullptr) return;
+    ASSERT_MADE(file, MakeWith(
+                          [&, writes = of_writes](IoRequest& request) -> std::optional<int64_t> {
+                            const int64_t transfer = transfer_of(request);
+                            const std::byte* const begin =
+                                (request.write ? written : read).buffer.data() + transfer * kEach;
+                            const bool is_first = request.data == begin;
+                            const bool is_last = request.data + request.bytes == begin + kEach;
+                            const bool fails =
+                                (transfer == 1 && is_last) || (transfer == 4 && is_first);
+                            return fails && request.write == writes ? std::optional<int64_t>(-EIO)
+                                                                    : std::nullopt;
+                          },
+                          hold));
     for (const bool write : {true, false}) {
       SCOPED_TRACE(::testing::Message() << (of_writes ? "of writes" : "of reads") << ": " << write);
       std::deque<IoTransfer> transfers(kTransfers);
@@ -312,10 +293,8 @@ TEST_P(IoFaultTest, RequestsThatFitTheDepthAreSubmittedTogether) {
     if (!inner.ok()) return inner.status();
     return std::make_unique<Counting>(*std::move(inner), counts);
   };
-  const auto file = Make(options);
-  if (file == nullptr) return;
-  const PinnedMemory memory = Memory(kBytes);
-  EXPECT_EQ(Write(*file, 0, memory.buffer.span()), absl::OkStatus());
+  ASSERT_MADE(file, Make(options));
+  EXPECT_EQ(Write(*file, 0, memory_.buffer.span()), absl::OkStatus());
   ASSERT_FALSE(counts.empty());
   EXPECT_EQ(static_cast<int64_t>(counts.front()), depth());
 }

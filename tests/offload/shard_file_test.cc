@@ -57,8 +57,7 @@ INSTANTIATE_TEST_SUITE_P(Backends, ShardFileTest, ::testing::ValuesIn(Backends()
 TEST_P(ShardFileTest, ReadsBackWrittenData) {
   for (const int64_t bytes : {4096L, 3 * 4096L, 64L << 10, kMiB + 4096, 5 * kMiB, 40 * kMiB}) {
     SCOPED_TRACE(bytes);
-    const auto file = Make(Options(bytes));
-    if (file == nullptr) return;
+    ASSERT_MADE(file, Make(Options(bytes)));
     const PinnedMemory written = Memory(bytes), read = Memory(bytes);
     FillRandomly(written.buffer.span(), static_cast<uint64_t>(bytes));
     ASSERT_EQ(Write(*file, 0, written.buffer.span()), absl::OkStatus());
@@ -72,8 +71,7 @@ TEST_P(ShardFileTest, ReadsBackWrittenData) {
 TEST_P(ShardFileTest, ReopenedItHasItsDataAndAnotherLength) {
   constexpr int64_t kBefore = 3 * kMiB + 8192, kAfter = 9 * kMiB + 4096;
   MadeFiles::Watch();
-  const auto file = Make(Options(kBefore));
-  if (file == nullptr) return;
+  ASSERT_MADE(file, Make(Options(kBefore)));
   const PinnedMemory written = Memory(kAfter), read = Memory(kAfter);
   FillRandomly(written.buffer.span(), 7);
   ASSERT_EQ(Write(*file, 0, written.buffer.span().first(kBefore)), absl::OkStatus());
@@ -108,8 +106,7 @@ TEST_P(ShardFileTest, AfterAFailedReopenTransfersFailUntilOneSucceeds) {
     if (refuses) return absl::ResourceExhaustedError("no queue");
     return make(listener);
   };
-  const auto file = Make(options);
-  if (file == nullptr) return;
+  ASSERT_MADE(file, Make(options));
   const PinnedMemory memory = Memory(kMiB);
   refuses = true;
   const absl::Status failed = file->Reopen(2 * kMiB, {});
@@ -136,8 +133,7 @@ TEST_P(ShardFileTest, BlocksOfAnySizeMoveTheSame) {
         ShardFile::Options options = Options(kBytes);
         options.aio = {block, depth, 2, single_submit};
         options.memory = {read.buffer.span()};
-        const auto file = Make(options);
-        if (file == nullptr) return;
+        ASSERT_MADE(file, Make(options));
         ASSERT_EQ(Write(*file, 0, written.buffer.span()), absl::OkStatus());
         std::memset(read.buffer.data(), 0, static_cast<size_t>(kBytes));
         ASSERT_EQ(Read(*file, 0, read.buffer.span()), absl::OkStatus());
@@ -156,8 +152,7 @@ TEST_P(ShardFileTest, RandomTransfersAgreeWithAModelInMemory) {
   const PinnedMemory model = Memory(kBytes), memory = Memory(kBytes);
   ShardFile::Options options = Options(kBytes);
   options.memory = {memory.buffer.span().first(static_cast<size_t>(kBytes / 2))};
-  const auto file = Make(options);
-  if (file == nullptr) return;
+  ASSERT_MADE(file, Make(options));
   std::mt19937_64 random(seed);
   for (int round = 0; round < 12; ++round) {
     // Cuts the file into parts. Each part is written, read or left unchanged.
@@ -202,8 +197,7 @@ TEST_P(ShardFileTest, MoreMayBeStartedThanTheQueueIsDeep) {
   constexpr int64_t kCount = 200;
   ShardFile::Options options = Options(kEach * kCount);
   options.aio = {4096, 2, 1, false};
-  const auto file = Make(options);
-  if (file == nullptr) return;
+  ASSERT_MADE(file, Make(options));
   const PinnedMemory written = Memory(kEach * kCount), read = Memory(kEach * kCount);
   FillRandomly(written.buffer.span(), 2);
   std::deque<IoTransfer> transfers(kCount);
@@ -220,8 +214,7 @@ TEST_P(ShardFileTest, MoreMayBeStartedThanTheQueueIsDeep) {
 
 TEST_P(ShardFileTest, OneThreadReadsWhileAnotherWrites) {
   constexpr int64_t kHalf = 4 * kMiB;
-  const auto file = Make(Options(2 * kHalf));
-  if (file == nullptr) return;
+  ASSERT_MADE(file, Make(Options(2 * kHalf)));
   const PinnedMemory first = Memory(kHalf), second = Memory(kHalf);
   const PinnedMemory read = Memory(kHalf);
   FillRandomly(first.buffer.span(), 3);
@@ -243,8 +236,7 @@ TEST_P(ShardFileTest, OneThreadReadsWhileAnotherWrites) {
 }
 
 TEST_P(ShardFileTest, ThreadThatStartedATransferMayEnd) {
-  const auto file = Make(Options(8 * kMiB));
-  if (file == nullptr) return;
+  ASSERT_MADE(file, Make(Options(8 * kMiB)));
   const PinnedMemory written = Memory(8 * kMiB), read = Memory(8 * kMiB);
   FillRandomly(written.buffer.span(), 5);
   IoTransfer transfer;
@@ -256,8 +248,7 @@ TEST_P(ShardFileTest, ThreadThatStartedATransferMayEnd) {
 
 TEST_P(ShardFileTest, TransfersAllocateNothing) {
   constexpr int64_t kBytes = 2 * kMiB;
-  const auto file = Make(Options(kBytes));
-  if (file == nullptr) return;
+  ASSERT_MADE(file, Make(Options(kBytes)));
   const PinnedMemory memory = Memory(kBytes);
   IoTransfer reading, writing;
   int64_t before = 0;
@@ -273,8 +264,7 @@ TEST_P(ShardFileTest, TransfersAllocateNothing) {
 
 TEST_P(ShardFileTest, DestructorsAwaitTransfersUnderWay) {
   const PinnedMemory memory = Memory(8 * kMiB);
-  auto file = Make(Options(8 * kMiB));
-  if (file == nullptr) return;
+  ASSERT_MADE(file, Make(Options(8 * kMiB)));
   {
     IoTransfer transfer;
     file->StartWrite(transfer, 0, memory.buffer.data(), 8 * kMiB);
@@ -287,8 +277,7 @@ TEST_P(ShardFileTest, DestructorsAwaitTransfersUnderWay) {
 }
 
 TEST_P(ShardFileTest, TransfersThatCannotBeAreRefused) {
-  const auto file = Make(Options(kMiB));
-  if (file == nullptr) return;
+  ASSERT_MADE(file, Make(Options(kMiB)));
   const PinnedMemory memory = Memory(2 * kMiB);
   const auto write = [&](int64_t offset, int64_t skip, int64_t bytes) {
     IoTransfer transfer;
@@ -325,8 +314,7 @@ TEST_P(ShardFileTest, OptionsThatCannotBeAreRefused) {
 // The system's own answers; the first write is short.
 TEST_P(ShardFileTest, AWriteThatIsCutShortAndThenRefusedFailsAndKeepsItsBeginning) {
   constexpr int64_t kBlock = 64 << 10, kBytes = 2 * kBlock, kFits = kBlock + 8192;
-  const auto file = Make(Options(kBytes));
-  if (file == nullptr) return;
+  ASSERT_MADE(file, Make(Options(kBytes)));
   const PinnedMemory written = Memory(kBytes), read = Memory(kBytes);
   FillRandomly(written.buffer.span(), 6);
   const auto signal_before = std::signal(SIGXFSZ, SIG_IGN);
@@ -347,8 +335,7 @@ TEST_P(ShardFileTest, AWriteThatIsCutShortAndThenRefusedFailsAndKeepsItsBeginnin
 TEST_P(ShardFileTest, TransfersOpenNothingAndNothingIsOpenAtTheEnd) {
   const PinnedMemory memory = Memory(kMiB);
   const auto before = OpenFiles();
-  auto file = Make(Options(kMiB));
-  if (file == nullptr) return;
+  ASSERT_MADE(file, Make(Options(kMiB)));
   {
     // UndefinedBehaviorSanitizer, which comes with it, opens a pipe to look at an object.
 #if !defined(__SANITIZE_ADDRESS__)
@@ -367,8 +354,7 @@ TEST_P(ShardFileTest, TransfersOpenNothingAndNothingIsOpenAtTheEnd) {
 }
 
 TEST_P(ShardFileTest, TransfersBypassTheCacheIfTheFileSystemAllowsIt) {
-  const auto file = Make(Options(kMiB));
-  if (file == nullptr) return;
+  ASSERT_MADE(file, Make(Options(kMiB)));
   const std::string probe = FirstPath() + ".probe";
   const FileHandle direct(open(probe.c_str(), O_RDWR | O_CREAT | O_DIRECT, 0600));
   const PinnedMemory block = Memory(4096);
@@ -418,8 +404,7 @@ TEST_P(UringFileTest, RegisteredMemoryIsUsed) {
   std::memcpy(expected.buffer.data(), memory.data(), kBytes);
   ShardFile::Options options = Options(kBytes);
   options.memory = {spans[1], spans[0]};
-  const auto file = Make(options);
-  if (file == nullptr) return;
+  ASSERT_MADE(file, Make(options));
   // Unregistered memory would be the new pages, so the test needs registered memory.
   if (!absl::StrContains(file->description(), "registered buffers")) {
     if (HasMemlockLimit()) GTEST_SKIP() << "RLIMIT_MEMLOCK leaves too little for these buffers";
@@ -447,8 +432,7 @@ TEST_P(UringFileTest, RegisteredMemoryIsUsed) {
 TEST_P(UringFileTest, RegisteredFilesAreUsed) {
   const PinnedMemory written = Memory(kMiB), read = Memory(kMiB);
   FillRandomly(written.buffer.span(), 10);
-  const auto file = Make(Options(kMiB));
-  if (file == nullptr) return;
+  ASSERT_MADE(file, Make(Options(kMiB)));
   const int any = STDERR_FILENO;  // no limit of memory applies to it
   if (RefusesToRegister(IORING_REGISTER_FILES, &any))
     GTEST_SKIP() << "no file may be registered here";
@@ -474,8 +458,7 @@ TEST_P(ShardFileTest, SaysHowItReachesTheDisk) {
   const PinnedMemory memory = Memory(kMiB);
   ShardFile::Options options = Options(kMiB);
   options.memory = {memory.buffer.span()};
-  const auto file = Make(options);
-  if (file == nullptr) return;
+  ASSERT_MADE(file, Make(options));
   EXPECT_EQ(file->backend(), GetParam().backend);
   EXPECT_THAT(file->description(),
               HasSubstr(GetParam().backend == IoBackend::kUring ? "io_uring" : "threads"));

@@ -47,8 +47,7 @@ INSTANTIATE_TEST_SUITE_P(Backends, UnnamedShardFileTest, ::testing::ValuesIn(Bac
 TEST_P(UnnamedShardFileTest, NoOtherProgramFindsIt) {
   MadeFiles::Watch();
   const MadeFiles& files = MadeFiles::OfProcess();
-  const auto file = Make(Options(12 * kMiB));
-  if (file == nullptr) return;
+  ASSERT_MADE(file, Make(Options(12 * kMiB)));
   EXPECT_THAT(scratch_.Entries(), IsEmpty());
   const struct stat found = files.StatOf(FirstPath());
   EXPECT_EQ(found.st_mode & 07777, 0600u);
@@ -68,8 +67,7 @@ TEST_P(UnnamedShardFileTest, MissingSpaceIsAnErrorOfCreate) {
 // Only a program that may look into this process can do that.
 TEST_P(UnnamedShardFileTest, ATruncatedFileIsFoundByReads) {
   MadeFiles::Watch();
-  const auto file = Make(Options(4 * kMiB));
-  if (file == nullptr) return;
+  ASSERT_MADE(file, Make(Options(4 * kMiB)));
   const std::string open_path = MadeFiles::OfProcess().OpenPath(FirstPath());
   const PinnedMemory memory = Memory(4 * kMiB);
   ASSERT_EQ(Write(*file, 0, memory.buffer.span()), absl::OkStatus());

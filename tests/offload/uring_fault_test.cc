@@ -179,10 +179,8 @@ TEST_P(UringTest, SubmittingTogetherIsOneSystemCall) {
           // All requests in flight end together, so that as many are submitted together.
           options.wrap_queue = WithFaults([](IoRequest&) { return std::nullopt; },
                                           static_cast<size_t>(depth()), GetParam().own_thread);
-          const PinnedMemory memory = Memory(kBytes);
-          const auto file = Make(options);
-          if (file == nullptr) return;
-          EXPECT_EQ(Write(*file, 0, memory.buffer.span()), absl::OkStatus());
+          ASSERT_MADE(file, Make(options));
+          EXPECT_EQ(Write(*file, 0, memory_.buffer.span()), absl::OkStatus());
         });
     if (IsSkipped()) return;
     const int64_t blocks = kBytes / (64 << 10);
@@ -205,8 +203,7 @@ TEST_P(UringTest, RequestsThatTheSystemTakesLaterSucceed) {
         return calls % 6 == 0 ? 0 : kErrors[calls % 4];
       },
       [&] {
-        const auto file = Make(Options(kBytes));
-        if (file == nullptr) return;
+        ASSERT_MADE(file, Make(Options(kBytes)));
         ExpectRoundTrip(*file);
       });
   if (!IsSkipped()) {
@@ -232,7 +229,7 @@ TEST_P(UringTest, RingsThatAreRefusedForEverEndTogether) {
           return ++calls <= kMany ? error : 0;
         },
         [&] {
-          const PinnedMemory memory = Memory(kBytes), other_memory = Memory(kBytes);
+          const PinnedMemory other_memory = Memory(kBytes);
           std::vector<std::unique_ptr<ShardFile>> files;
           for (const char* name : {"first", "second", "third", "reads"}) {
             ShardFile::Options options = Options(kBytes);
@@ -249,7 +246,8 @@ TEST_P(UringTest, RingsThatAreRefusedForEverEndTogether) {
               EXPECT_EQ(Read(*other, 0, other_memory.buffer.span()), absl::OkStatus());
           });
           for (const auto& file : files)
-            EXPECT_EQ(Write(*file, 0, memory.buffer.span()).code(), absl::StatusCode::kUnavailable);
+            EXPECT_EQ(Write(*file, 0, memory_.buffer.span()).code(),
+                      absl::StatusCode::kUnavailable);
           EXPECT_LE(calls, 1000 + 3 * 17);
           calls = 0;
           ShardFile::Options late = Options(kBytes);
@@ -272,22 +270,20 @@ TEST_P(UringTest, ASystemThatTakesNoMoreRequestsFailsAllThatCome) {
     int calls = 0;
     Run([&](uint64_t, uint64_t) { return armed && ++calls > taken ? EIO : 0; },
         [&] {
-          const auto file = Make(Options(kBytes));
-          if (file == nullptr) return;
-          const PinnedMemory memory = Memory(kBytes);
-          EXPECT_EQ(Write(*file, 0, memory.buffer.span()), absl::OkStatus());
+          ASSERT_MADE(file, Make(Options(kBytes)));
+          EXPECT_EQ(Write(*file, 0, memory_.buffer.span()), absl::OkStatus());
           armed = true;
           std::deque<IoTransfer> transfers(3);
           for (int round = 0; round < 2; ++round) {
             for (IoTransfer& transfer : transfers)
-              file->StartRead(transfer, 0, memory.buffer.data(), kBytes);
+              file->StartRead(transfer, 0, memory_.buffer.data(), kBytes);
             for (IoTransfer& transfer : transfers) {
               const absl::Status status = file->Wait(transfer);
               EXPECT_THAT(status, StatusIs(absl::StatusCode::kDataLoss, "cannot read",
                                            scratch_.path(), "Input/output error"));
             }
           }
-          EXPECT_EQ(Write(*file, 0, memory.buffer.span()).code(), absl::StatusCode::kDataLoss);
+          EXPECT_EQ(Write(*file, 0, memory_.buffer.span()).code(), absl::StatusCode::kDataLoss);
         });
     EXPECT_THAT(scratch_.Entries(), ::testing::IsEmpty());
   }
