@@ -15,6 +15,7 @@
 #include "ebb/runtime/device/thread_team.h"
 #include "numbers.h"
 #include "rules.h"
+#include "update_memory.h"
 
 namespace ebb::optim::cuda_thread_work_test {
 namespace {
@@ -111,7 +112,7 @@ TEST(CudaCast, ViaAnotherTypeRoundsTwice) {
                              .destination_dtype = DType::kFloat16,
                              .count = count};
   RunGrid(cuda::CastWork{arrays}, cuda::CastWork::CutOf(arrays), 32);
-  for (size_t i = 0; i < from.size(); ++i) ASSERT_EQ(Bits(to[i]), Bits(expected[i])) << i;
+  ExpectBits(to, expected);
 }
 
 TEST(CudaCast, TimesAFactorInFp32) {
@@ -146,7 +147,7 @@ void ExpectMasters(int64_t offset) {
   arrays.parameter = parameter.data();
   arrays.low = kSplit ? low.data() : nullptr;
   RunGrid(cuda::StoreMasterWork<kSplit>(arrays), cuda::CutForMaster(arrays), 5);
-  for (size_t i = 0; i < size; ++i) ASSERT_EQ(Bits(parameter[i]), Bits(expected[i])) << i;
+  ExpectBits(parameter, expected);
   EXPECT_EQ(low, expected_low);
 
   MasterArrays loads = arrays;
@@ -207,9 +208,7 @@ void ExpectAccumulates(int64_t count, int64_t offset, bool add) {
 
   auto added = before;
   arrays.destination = added.data() + offset;
-  const auto expect_added = [&] {
-    for (size_t i = 0; i < before.size(); ++i) ASSERT_EQ(Bits(added[i]), Bits(expected[i])) << i;
-  };
+  const auto expect_added = [&] { ExpectBits(added, expected); };
   ExpectBlocks<4>(arrays, expected.data() + offset);
   expect_added();
   added = before;
@@ -294,40 +293,16 @@ template <class Gradient, class Parameter, MasterForm kForm = MasterForm::kWhole
 void ExpectUpdates(const Rule& rule, int64_t count, int64_t offset, bool with_parameter = true,
                    const Runs& runs = {}) {
   SCOPED_TRACE(testing::Message() << count << " elements from " << offset);
-  struct Memory {
-    std::vector<float> master, first, second, third;
-    std::vector<Parameter> parameter;
-    std::vector<uint16_t> low;
-  };
   const int64_t size = count + offset;
-  const auto gradient = Numbers<Gradient>(size, 4);
-  Memory before = {Numbers<float>(size, 1),
-                   Numbers<float>(size, 2, RangeOfFirstState(rule)),
-                   Numbers<float>(size, 3, Range::kPositive),
-                   Numbers<float>(size, 5),
-                   std::vector<Parameter>(static_cast<size_t>(size)),
-                   std::vector<uint16_t>(static_cast<size_t>(size))};
+  auto before = MemoryBeforeUpdate<Gradient, Parameter>(size, rule);
   if constexpr (kForm != MasterForm::kWhole) {
-    for (size_t i = 0; i < before.master.size(); ++i) {
-      before.parameter[i] = RoundHalfAway(before.master[i]);
-      before.low[i] = LowHalf(before.master[i]);
-    }
+    SplitEach(before.master, before.parameter, before.low);
   }
-  const auto arrays_of = [&](Memory& memory) {
-    return UpdateArrays{
-        .master = kForm == MasterForm::kWhole ? memory.master.data() + offset : nullptr,
-        .gradient = gradient.data() + offset,
-        .gradient_dtype = kDTypeOf<Gradient>,
-        .states = {memory.first.data() + offset, memory.second.data() + offset,
-                   memory.third.data() + offset},
-        .parameter = with_parameter ? memory.parameter.data() + offset : nullptr,
-        .parameter_dtype = kDTypeOf<Parameter>,
-        .master_low = kForm == MasterForm::kSplit ? memory.low.data() + offset : nullptr,
-        .rounding = {.unit = 8, .index = 77},
-        .count = count};
+  const auto arrays_of = [&](auto& memory) {
+    return memory.Part(offset, size, with_parameter, kForm);
   };
   ThreadTeam team(1);
-  Memory expected = before;
+  auto expected = before;
   const UpdateRule update_rule = UpdateRuleOf(rule.optimizer);
   OptimizerConfig without_decay = rule.optimizer;
   without_decay.weight_decay = 0;
@@ -345,17 +320,10 @@ void ExpectUpdates(const Rule& rule, int64_t count, int64_t offset, bool with_pa
   }
   if (runs.ends.empty()) Update(team, update_rule, arrays_of(expected), constants[0]);
   for (const int64_t threads : kGrids) {
-    Memory memory = before;
+    auto memory = before;
     RunUpdate<kForm>(update_rule, arrays_of(memory),
                      {.constants = constants, .runs = table, .begin = runs.begin}, threads);
-    for (size_t i = 0; i < gradient.size(); ++i) {
-      ASSERT_EQ(Bits(memory.master[i]), Bits(expected.master[i])) << i;
-      ASSERT_EQ(Bits(memory.first[i]), Bits(expected.first[i])) << i;
-      ASSERT_EQ(Bits(memory.second[i]), Bits(expected.second[i])) << i;
-      ASSERT_EQ(Bits(memory.third[i]), Bits(expected.third[i])) << i;
-      ASSERT_EQ(Bits(memory.parameter[i]), Bits(expected.parameter[i])) << i;
-      ASSERT_EQ(memory.low[i], expected.low[i]) << i;
-    }
+    ExpectBits(memory, expected);
   }
 }
 
@@ -420,24 +388,9 @@ void SumNormsByWarps(const UpdateArrays& arrays, const UpdateRuns& runs, int64_t
 
 template <class Gradient, MasterForm kForm>
 void ExpectNorms(const OptimizerConfig& optimizer, int64_t count) {
-  const auto gradient = Numbers<Gradient>(count, 4);
-  const auto master = Numbers<float>(count, 1), first = Numbers<float>(count, 2);
-  const auto second = Numbers<float>(count, 3, Range::kPositive);
-  std::vector<BFloat16> parameter(static_cast<size_t>(count));
-  std::vector<uint16_t> low(static_cast<size_t>(count));
-  for (size_t i = 0; i < master.size(); ++i) {
-    parameter[i] = RoundHalfAway(master[i]);
-    low[i] = LowHalf(master[i]);
-  }
-  const UpdateArrays arrays = {
-      .master = kForm == MasterForm::kWhole ? const_cast<float*>(master.data()) : nullptr,
-      .gradient = gradient.data(),
-      .gradient_dtype = kDTypeOf<Gradient>,
-      .states = {const_cast<float*>(first.data()), const_cast<float*>(second.data())},
-      .parameter = parameter.data(),
-      .parameter_dtype = DType::kBFloat16,
-      .master_low = kForm == MasterForm::kSplit ? low.data() : nullptr,
-      .count = count};
+  auto memory = MemoryBeforeUpdate<Gradient, BFloat16>(count);
+  SplitEach(memory.master, memory.parameter, memory.low);
+  const UpdateArrays arrays = memory.Part(0, count, true, kForm);
   OptimizerConfig other = optimizer;
   other.weight_decay = 0.3;
   const UpdateScalars scalars = {.step = 3, .learning_rate = 0.1, .gradient_factor = 0.3f};

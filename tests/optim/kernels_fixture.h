@@ -14,11 +14,11 @@
 
 #include "absl/status/status.h"
 #include "ebb/optim/kernels.h"
-#include "ebb/optim/split_master.h"
 #include "ebb/runtime/device/buffer.h"
 #include "ebb/runtime/device/thread_team.h"
 #include "numbers.h"
 #include "rules.h"
+#include "update_memory.h"
 
 namespace ebb::optim {
 
@@ -109,15 +109,8 @@ class KernelsTest : public ::testing::TestWithParam<Backend> {
         kernels.Cast(stream, source.data(), kDTypeOf<From>, to.data(), kDTypeOf<To>, count,
                      rounding);
       });
-      ExpectEqual(to.Read(), expected);
+      ExpectBits(to.Read(), expected);
     }
-  }
-
-  template <class T>
-  static void ExpectEqual(const std::vector<T>& seen, const std::vector<T>& expected) {
-    ASSERT_EQ(seen.size(), expected.size());
-    for (size_t i = 0; i < seen.size(); ++i)
-      ASSERT_EQ(Bits(seen[i]), Bits(expected[i])) << i << " of " << seen.size();
   }
 
   template <class From, class Via, class To>
@@ -136,7 +129,7 @@ class KernelsTest : public ::testing::TestWithParam<Backend> {
       kernels.CastVia(stream, source.data(), kDTypeOf<From>, kDTypeOf<Via>, to.data(), kDTypeOf<To>,
                       count);
     });
-    ExpectEqual(to.Read(), expected);
+    ExpectBits(to.Read(), expected);
   }
 
   template <class Source, class Destination>
@@ -170,56 +163,26 @@ class KernelsTest : public ::testing::TestWithParam<Backend> {
       kernels.AccumulateAndSumSquares(stream, arrays, scratch, sums.data());
       kernels.SumOfSquares(stream, from.data(), kDTypeOf<Source>, count, scratch, sums.data() + 1);
     });
-    ExpectEqual(first.Read(), expected);
-    ExpectEqual(second.Read(), expected);
+    ExpectBits(first.Read(), expected);
+    ExpectBits(second.Read(), expected);
     EXPECT_EQ(sums.Read(), (std::vector<double>{expected_sum, source_sum, 7}));
   }
 
-  // An update's arrays, in vectors (of the host) or Arrays.
-  template <class Gradient, class Parameter, template <class> class Of>
-  struct Memory {
-    Of<float> master, first, second, third;
-    Of<Gradient> gradient;
-    Of<Parameter> parameter, parameter_in;
-    Of<uint16_t> low;
-
-    UpdateArrays Arrays(int64_t count, bool with_parameter, MasterForm form) {
-      return {.master = form == MasterForm::kWhole ? master.data() : nullptr,
-              .gradient = gradient.data(),
-              .gradient_dtype = kDTypeOf<Gradient>,
-              .states = {first.data(), second.data(), third.data()},
-              .parameter = with_parameter ? parameter.data() : nullptr,
-              .parameter_dtype = kDTypeOf<Parameter>,
-              .master_low = form == MasterForm::kSplit ? low.data() : nullptr,
-              .parameter_in = form == MasterForm::kWhole ? nullptr : parameter_in.data(),
-              .rounding = {.unit = 8, .index = 77},
-              .count = count};
-    }
-  };
-  template <class T>
-  using Vector = std::vector<T>;
-
-  // The contents before an update, on the host.
-  template <class Gradient, class Parameter>
-  static Memory<Gradient, Parameter, Vector> UpdateMemory(const Rule& rule, int64_t count) {
-    const auto size = static_cast<size_t>(count);
-    return {Numbers<float>(count, 1),
-            Numbers<float>(count, 2, RangeOfFirstState(rule)),
-            Numbers<float>(count, 3, Range::kPositive),
-            Numbers<float>(count, 5),
-            Numbers<Gradient>(count, 4),
-            Vector<Parameter>(size),
-            Vector<Parameter>(size),
-            Vector<uint16_t>(size)};
-  }
   // The contents of `memory` in device memory.
   template <class Gradient, class Parameter>
-  Memory<Gradient, Parameter, Array> OnDevice(const Memory<Gradient, Parameter, Vector>& memory,
-                                              int64_t offset) {
-    return {{*this, memory.master, offset},       {*this, memory.first, offset},
-            {*this, memory.second, offset},       {*this, memory.third, offset},
-            {*this, memory.gradient, offset},     {*this, memory.parameter, offset},
-            {*this, memory.parameter_in, offset}, {*this, memory.low, offset}};
+  UpdateMemory<Gradient, Parameter, Array> OnDevice(const UpdateMemory<Gradient, Parameter>& memory,
+                                                    int64_t offset) {
+    return {{*this, memory.master, offset},   {*this, memory.first, offset},
+            {*this, memory.second, offset},   {*this, memory.third, offset},
+            {*this, memory.gradient, offset}, {*this, memory.parameter, offset},
+            {*this, memory.low, offset}};
+  }
+  template <class Gradient, class Parameter>
+  static UpdateMemory<Gradient, Parameter> OnHost(
+      UpdateMemory<Gradient, Parameter, Array>& memory) {
+    return {memory.master.Read(), memory.first.Read(),    memory.second.Read(),
+            memory.third.Read(),  memory.gradient.Read(), memory.parameter.Read(),
+            memory.low.Read()};
   }
 
   template <class Gradient, class Parameter>
@@ -227,39 +190,34 @@ class KernelsTest : public ::testing::TestWithParam<Backend> {
                      MasterForm form = MasterForm::kWhole) {
     SCOPED_TRACE(testing::Message() << count << " elements from " << offset);
     ThreadTeam team(1);
-    const auto size = static_cast<size_t>(count);
-    auto expected = UpdateMemory<Gradient, Parameter>(rule, count);
+    auto expected = MemoryBeforeUpdate<Gradient, Parameter>(count, rule);
+    std::vector<Parameter> parameter_in(expected.parameter.size());
     if constexpr (std::is_same_v<Parameter, BFloat16>) {
-      for (size_t i = 0; i < size && form != MasterForm::kWhole; ++i) {
-        expected.parameter_in[i] = RoundHalfAway(expected.master[i]);
-        expected.low[i] = LowHalf(expected.master[i]);
-      }
+      if (form != MasterForm::kWhole) SplitEach(expected.master, parameter_in, expected.low);
     }
     auto memory = OnDevice(expected, offset);
+    Array<Parameter> parameter_in_on_device(*this, parameter_in, offset);
+    const auto arrays_of = [&](auto& of, const Parameter* in) {
+      UpdateArrays arrays = of.Part(0, count, with_parameter, form);
+      if (form != MasterForm::kWhole) arrays.parameter_in = in;
+      return arrays;
+    };
     const UpdateConstants constants = UpdateConstantsOf(rule.optimizer, rule.scalars);
     UpdateConstants not_applied = constants;
     not_applied.apply = false;
     Array<UpdateConstants> read(*this, {not_applied});
     const auto update = [&] {
       Enqueue([&](Kernels& kernels, Stream& stream) {
-        kernels.Update(stream, rule.optimizer, memory.Arrays(count, with_parameter, form),
+        kernels.Update(stream, rule.optimizer, arrays_of(memory, parameter_in_on_device.data()),
                        read.data());
       });
     };
-    const auto expect_equal = [&] {
-      ExpectEqual(memory.master.Read(), expected.master);
-      ExpectEqual(memory.first.Read(), expected.first);
-      ExpectEqual(memory.second.Read(), expected.second);
-      ExpectEqual(memory.third.Read(), expected.third);
-      ExpectEqual(memory.parameter.Read(), expected.parameter);
-      EXPECT_EQ(memory.low.Read(), expected.low);
-    };
     update();
-    expect_equal();
-    optim::Update(team, rule.optimizer, expected.Arrays(count, with_parameter, form), rule.scalars);
+    ExpectBits(OnHost(memory), expected);
+    optim::Update(team, rule.optimizer, arrays_of(expected, parameter_in.data()), rule.scalars);
     read.Set({constants});
     update();
-    expect_equal();
+    ExpectBits(OnHost(memory), expected);
   }
 
  private:

@@ -69,7 +69,7 @@ TEST_P(KernelsTest, ScalesInFp32) {
     Enqueue([&](Kernels& kernels, Stream& stream) {
       kernels.Scale(stream, source.data(), kDTypeOf<From>, kFactor, to.data(), count);
     });
-    ExpectEqual(to.Read(), expected);
+    ExpectBits(to.Read(), expected);
   };
   for (const int64_t offset : {0, 1}) {
     expect(Numbers<float>(1027, 31), offset);
@@ -109,11 +109,11 @@ TEST_P(KernelsTest, MastersComeAndGoWithTheBitsOfTheirForm) {
                                      .rounding = place,
                                      .step = 3};
         Enqueue([&](Kernels& kernels, Stream& stream) { kernels.StoreMaster(stream, arrays); });
-        ExpectEqual(parameter.Read(), halves);
+        ExpectBits(parameter.Read(), halves);
         EXPECT_EQ(low.Read(), lows);
         master.Set(std::vector<float>(kCount));
         Enqueue([&](Kernels& kernels, Stream& stream) { kernels.LoadMaster(stream, arrays); });
-        ExpectEqual(master.Read(), loaded);
+        ExpectBits(master.Read(), loaded);
       }
     }
   }
@@ -192,19 +192,18 @@ TEST_P(KernelsTest, UpdatesOfSeveralRunsHaveTheBitsOfEachRunAlone) {
       optimizer.weight_decay = decay;
       constants.push_back(UpdateConstantsOf(optimizer, rule.scalars));
     }
-    auto expected = UpdateMemory<float, BFloat16>(rule, kCount);
+    auto expected = MemoryBeforeUpdate<float, BFloat16>(kCount, rule);
     auto memory = OnDevice(expected, /*offset=*/0);
     Array<UpdateConstants> read(*this, constants);
     Array<UpdateRun> table(*this, runs);
     Enqueue([&](Kernels& kernels, Stream& stream) {
-      kernels.Update(stream, UpdateRuleOf(rule.optimizer),
-                     memory.Arrays(kCount, true, MasterForm::kWhole),
+      kernels.Update(stream, UpdateRuleOf(rule.optimizer), memory.Part(0, kCount, true),
                      {.constants = {read.data(), constants.size()},
                       .runs = {table.data(), runs.size()},
                       .begin = kBegin});
     });
     ThreadTeam team(1);
-    const UpdateArrays whole = expected.Arrays(kCount, true, MasterForm::kWhole);
+    const UpdateArrays whole = expected.Part(0, kCount, true);
     int64_t begin = 0;
     for (const UpdateRun& run : runs) {
       const int64_t end = std::min(run.end - kBegin, kCount);
@@ -214,11 +213,7 @@ TEST_P(KernelsTest, UpdatesOfSeveralRunsHaveTheBitsOfEachRunAlone) {
       begin = end;
     }
     EXPECT_EQ(begin, kCount);
-    ExpectEqual(memory.master.Read(), expected.master);
-    ExpectEqual(memory.first.Read(), expected.first);
-    ExpectEqual(memory.second.Read(), expected.second);
-    ExpectEqual(memory.third.Read(), expected.third);
-    ExpectEqual(memory.parameter.Read(), expected.parameter);
+    ExpectBits(OnHost(memory), expected);
   }
 }
 
@@ -234,7 +229,7 @@ TEST_P(KernelsTest, NormsOfSeveralRunsHaveTheBitsOfSumNorms) {
     if (!TakesNorms(update_rule)) continue;
     SCOPED_TRACE(rule.name);
     std::vector<UpdateConstants> constants(3, UpdateConstantsOf(rule.optimizer, rule.scalars));
-    const auto before = UpdateMemory<float, BFloat16>(rule, kCount);
+    const auto before = MemoryBeforeUpdate<float, BFloat16>(kCount, rule);
     auto expected = before;
     auto memory = OnDevice(before, /*offset=*/0);
     std::vector<UpdateConstants> not_applied = constants;
@@ -244,7 +239,7 @@ TEST_P(KernelsTest, NormsOfSeveralRunsHaveTheBitsOfSumNorms) {
     Array<NormSums> sums(*this,
                          std::vector<NormSums>(3, NormSums{.parameter = {{7}}, .direction = {}}));
     Enqueue([&](Kernels& kernels, Stream& stream) {
-      const UpdateArrays arrays = memory.Arrays(kCount, true, MasterForm::kWhole);
+      const UpdateArrays arrays = memory.Part(0, kCount, true);
       const std::span<NormSums> all(sums.data(), 3);
       kernels.ClearNorms(stream, all);
       for (int times = 0; times < 2; ++times) {
@@ -258,7 +253,7 @@ TEST_P(KernelsTest, NormsOfSeveralRunsHaveTheBitsOfSumNorms) {
       }
     });
     ThreadTeam team(1);
-    const UpdateArrays whole = expected.Arrays(kCount, true, MasterForm::kWhole);
+    const UpdateArrays whole = expected.Part(0, kCount, true);
     std::vector<NormSums> expected_sums(3);
     for (int times = 0; times < 2; ++times) {
       int64_t begin = 0;
@@ -276,9 +271,7 @@ TEST_P(KernelsTest, NormsOfSeveralRunsHaveTheBitsOfSumNorms) {
       EXPECT_EQ(Rounded(actual[set].parameter), Rounded(expected_sums[set].parameter));
       EXPECT_EQ(Rounded(actual[set].direction), Rounded(expected_sums[set].direction));
     }
-    ExpectEqual(memory.master.Read(), before.master);
-    ExpectEqual(memory.first.Read(), before.first);
-    ExpectEqual(memory.second.Read(), before.second);
+    ExpectBits(OnHost(memory), before);
   }
 }
 

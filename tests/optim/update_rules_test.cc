@@ -78,33 +78,31 @@ TEST(UpdateRulesTest, CenteredRmspropOfASteadyGradientStaysFinite) {
 }
 
 TEST(UpdateRulesTest, StatesAreNamedAsInTorch) {
+  using Names = std::vector<std::string>;
   const auto names = [](const OptimizerConfig& optimizer) {
     const auto states = StateNames(optimizer);
-    return std::vector<std::string>(states.begin(), states.end());
+    return Names(states.begin(), states.end());
   };
-  EXPECT_EQ(names({.type = OptimizerType::kAdamW}),
-            (std::vector<std::string>{"exp_avg", "exp_avg_sq"}));
-  EXPECT_EQ(names({.type = OptimizerType::kAdam}),
-            (std::vector<std::string>{"exp_avg", "exp_avg_sq"}));
-  EXPECT_EQ(names({.type = OptimizerType::kSgd, .momentum = 0.9}),
-            (std::vector<std::string>{"momentum_buffer"}));
-  EXPECT_TRUE(names({.type = OptimizerType::kSgd}).empty());
-  EXPECT_EQ(names({.type = OptimizerType::kLion}), (std::vector<std::string>{"exp_avg"}));
-  EXPECT_EQ(names({.type = OptimizerType::kAdagrad}), (std::vector<std::string>{"sum"}));
-  OptimizerConfig rmsprop = {.type = OptimizerType::kRmsprop};
-  EXPECT_EQ(names(rmsprop), (std::vector<std::string>{"square_avg"}));
-  rmsprop.momentum = 0.9;
-  EXPECT_EQ(names(rmsprop), (std::vector<std::string>{"square_avg", "momentum_buffer"}));
-  rmsprop.centered = true;
-  EXPECT_EQ(names(rmsprop),
-            (std::vector<std::string>{"square_avg", "momentum_buffer", "grad_avg"}));
-  rmsprop.momentum = 0;
-  EXPECT_EQ(names(rmsprop), (std::vector<std::string>{"square_avg", "grad_avg"}));
-  EXPECT_EQ(names({.type = OptimizerType::kLamb}),
-            (std::vector<std::string>{"exp_avg", "exp_avg_sq"}));
-  EXPECT_EQ(names({.type = OptimizerType::kLars, .momentum = 0.9}),
-            (std::vector<std::string>{"momentum_buffer"}));
-  EXPECT_TRUE(names({.type = OptimizerType::kLars}).empty());
+  const struct {
+    OptimizerConfig optimizer;
+    Names names;
+  } kNamed[] = {
+      {{.type = OptimizerType::kAdamW}, {"exp_avg", "exp_avg_sq"}},
+      {{.type = OptimizerType::kAdam}, {"exp_avg", "exp_avg_sq"}},
+      {{.type = OptimizerType::kSgd, .momentum = 0.9}, {"momentum_buffer"}},
+      {{.type = OptimizerType::kSgd}, {}},
+      {{.type = OptimizerType::kLion}, {"exp_avg"}},
+      {{.type = OptimizerType::kAdagrad}, {"sum"}},
+      {{.type = OptimizerType::kRmsprop}, {"square_avg"}},
+      {{.type = OptimizerType::kRmsprop, .momentum = 0.9}, {"square_avg", "momentum_buffer"}},
+      {{.type = OptimizerType::kRmsprop, .momentum = 0.9, .centered = true},
+       {"square_avg", "momentum_buffer", "grad_avg"}},
+      {{.type = OptimizerType::kRmsprop, .centered = true}, {"square_avg", "grad_avg"}},
+      {{.type = OptimizerType::kLamb}, {"exp_avg", "exp_avg_sq"}},
+      {{.type = OptimizerType::kLars, .momentum = 0.9}, {"momentum_buffer"}},
+      {{.type = OptimizerType::kLars}, {}},
+  };
+  for (const auto& [optimizer, expected] : kNamed) EXPECT_EQ(names(optimizer), expected);
   for (const Rule& rule : kRules)
     EXPECT_EQ(static_cast<int>(names(rule.optimizer).size()),
               StatesOf(UpdateRuleOf(rule.optimizer)))

@@ -11,75 +11,35 @@
 #include "every_target.h"
 #include "reference.h"
 #include "rules.h"
+#include "update_memory.h"
 
 namespace ebb::optim {
 namespace {
 
-// The arrays of one shard. The gradient's and the parameter's bytes are kept in their types.
 template <class Gradient, class Parameter>
-struct Shard {
-  explicit Shard(int64_t count, const Rule& rule = kRules[0])
-      : master(Numbers<float>(count, 1)),
-        first(Numbers<float>(count, 2, RangeOfFirstState(rule))),
-        second(Numbers<float>(count, 3, Range::kPositive)),
-        third(Numbers<float>(count, 5)),
-        gradient(Numbers<Gradient>(count, 4)),
-        parameter(static_cast<size_t>(count)) {}
-
-  UpdateArrays Part(int64_t begin, int64_t end, bool with_parameter) {
-    return {.master = master.data() + begin,
-            .gradient = gradient.data() + begin,
-            .gradient_dtype = kDTypeOf<Gradient>,
-            .states = {first.data() + begin, second.data() + begin, third.data() + begin},
-            .parameter = with_parameter ? parameter.data() + begin : nullptr,
-            .parameter_dtype = kDTypeOf<Parameter>,
-            .count = end - begin};
-  }
-
-  void UpdateByReference(const Rule& rule) {
-    for (size_t i = 0; i < master.size(); ++i) {
-      Reference(rule.optimizer, rule.scalars, static_cast<float>(gradient[i]), master[i],
-                {&first[i], &second[i], &third[i]});
-      if constexpr (std::is_same_v<Parameter, BFloat16>) {
-        parameter[i] = RoundHalfAway(master[i]);
-      } else {
-        parameter[i] = Parameter(master[i]);
-      }
+void UpdateByReference(const Rule& rule, UpdateMemory<Gradient, Parameter>& shard) {
+  for (size_t i = 0; i < shard.master.size(); ++i) {
+    Reference(rule.optimizer, rule.scalars, static_cast<float>(shard.gradient[i]), shard.master[i],
+              {&shard.first[i], &shard.second[i], &shard.third[i]});
+    if constexpr (std::is_same_v<Parameter, BFloat16>) {
+      shard.parameter[i] = RoundHalfAway(shard.master[i]);
+    } else {
+      shard.parameter[i] = Parameter(shard.master[i]);
     }
   }
-
-  void ExpectEqual(const Shard& other, bool with_parameter) const {
-    for (size_t i = 0; i < master.size(); ++i) {
-      ASSERT_EQ(Bits(master[i]), Bits(other.master[i]))
-          << "master " << i << " of " << master.size();
-      ASSERT_EQ(Bits(first[i]), Bits(other.first[i]))
-          << "state 0, " << i << " of " << master.size();
-      ASSERT_EQ(Bits(second[i]), Bits(other.second[i]))
-          << "state 1, " << i << " of " << master.size();
-      ASSERT_EQ(Bits(third[i]), Bits(other.third[i]))
-          << "state 2, " << i << " of " << master.size();
-      if (with_parameter) {
-        ASSERT_EQ(Bits(parameter[i]), Bits(other.parameter[i])) << "parameter " << i;
-      }
-    }
-  }
-
-  std::vector<float> master, first, second, third;
-  std::vector<Gradient> gradient;
-  std::vector<Parameter> parameter;
-};
+}
 
 template <class Gradient, class Parameter>
 void ExpectReferenceBits(const Rule& rule, bool with_parameter) {
   ThreadTeam team(1);
   for (const int64_t count : {0, 1, 3, 7, 8, 15, 16, 17, 31, 33, 1024, 1030}) {
-    const Shard<Gradient, Parameter> before(count, rule);
+    const auto before = MemoryBeforeUpdate<Gradient, Parameter>(count, rule);
     auto expected = before;
-    expected.UpdateByReference(rule);
+    UpdateByReference(rule, expected);
     ForEveryTarget([&] {
       auto shard = before;
       Update(team, rule.optimizer, shard.Part(0, count, with_parameter), rule.scalars);
-      shard.ExpectEqual(expected, with_parameter);
+      ExpectBits(shard, expected, with_parameter);
     });
   }
 }
@@ -96,9 +56,9 @@ TEST_P(UpdateBitsTest, EveryTargetGivesTheReferenceBits) {
 
 TEST_P(UpdateBitsTest, ThreadsAndCutsChangeNoBit) {
   constexpr int64_t kCount = 70'003;
-  const Shard<BFloat16, BFloat16> before(kCount, GetParam());
+  const auto before = MemoryBeforeUpdate<BFloat16, BFloat16>(kCount, GetParam());
   auto expected = before;
-  expected.UpdateByReference(GetParam());
+  UpdateByReference(GetParam(), expected);
   constexpr uint64_t kSeed = 5;
   SCOPED_TRACE(testing::Message() << "seed " << kSeed);
   std::mt19937_64 random(kSeed);
@@ -106,7 +66,7 @@ TEST_P(UpdateBitsTest, ThreadsAndCutsChangeNoBit) {
     ThreadTeam team(threads);
     auto shard = before;
     Update(team, GetParam().optimizer, shard.Part(0, kCount, true), GetParam().scalars);
-    shard.ExpectEqual(expected, true);
+    ExpectBits(shard, expected);
 
     auto cut = before;
     for (int64_t begin = 0; begin < kCount;) {
@@ -114,7 +74,7 @@ TEST_P(UpdateBitsTest, ThreadsAndCutsChangeNoBit) {
       Update(team, GetParam().optimizer, cut.Part(begin, end, true), GetParam().scalars);
       begin = end;
     }
-    cut.ExpectEqual(expected, true);
+    ExpectBits(cut, expected);
   }
 }
 
@@ -122,17 +82,14 @@ TEST_P(UpdateBitsTest, ThreadsAndCutsChangeNoBit) {
 TEST_P(UpdateBitsTest, ASplitMasterHasTheBitsOfAWholeOne) {
   ThreadTeam team(2);
   const auto update = [&](auto gradient, int64_t count, bool in_place) {
-    const Shard<decltype(gradient), BFloat16> before(count, GetParam());
+    const auto before = MemoryBeforeUpdate<decltype(gradient), BFloat16>(count, GetParam());
     auto whole = before;
-    whole.UpdateByReference(GetParam());
+    UpdateByReference(GetParam(), whole);
     ForEveryTarget([&] {
       auto shard = before;
       std::vector<BFloat16> parameter(before.master.size());
       std::vector<uint16_t> low(before.master.size());
-      for (size_t i = 0; i < low.size(); ++i) {
-        parameter[i] = RoundHalfAway(before.master[i]);
-        low[i] = LowHalf(before.master[i]);
-      }
+      SplitEach(before.master, parameter, low);
       UpdateArrays arrays = shard.Part(0, count, true);
       arrays.master = nullptr;
       arrays.master_low = low.data();
@@ -147,7 +104,7 @@ TEST_P(UpdateBitsTest, ASplitMasterHasTheBitsOfAWholeOne) {
         if (in_place) continue;
         ASSERT_EQ(parameter[i], RoundHalfAway(before.master[i])) << "was to be read only";
       }
-      shard.ExpectEqual(whole, true);
+      ExpectBits(shard, whole);
     });
   };
   for (const int64_t count : {0, 1, 2, 15, 16, 17, 31, 33, 70'003}) {
@@ -164,10 +121,10 @@ constexpr RoundingPlace kPlace = {.unit = 3, .index = 1'000};
 // The result of an update of bf16 parameters without masters, from the whole master with the same
 // value.
 template <class Gradient>
-void ReferenceOwnMaster(const Rule& rule, Shard<Gradient, BFloat16>& shard) {
+void ReferenceOwnMaster(const Rule& rule, UpdateMemory<Gradient, BFloat16>& shard) {
   for (size_t i = 0; i < shard.master.size(); ++i)
     shard.master[i] = static_cast<float>(shard.parameter[i]);
-  shard.UpdateByReference(rule);
+  UpdateByReference(rule, shard);
   const RoundingKey key = RoundingKeyOf(kPlace, rule.scalars.step);
   for (size_t i = 0; i < shard.master.size(); ++i) {
     shard.parameter[i] = RoundHalfAway(RoundStochastically(
@@ -177,8 +134,8 @@ void ReferenceOwnMaster(const Rule& rule, Shard<Gradient, BFloat16>& shard) {
 }
 
 template <class Gradient>
-Shard<Gradient, BFloat16> OwnMasters(int64_t count, const Rule& rule = kRules[0]) {
-  Shard<Gradient, BFloat16> shard(count, rule);
+UpdateMemory<Gradient, BFloat16> OwnMasters(int64_t count, const Rule& rule = kRules[0]) {
+  auto shard = MemoryBeforeUpdate<Gradient, BFloat16>(count, rule);
   for (size_t i = 0; i < shard.master.size(); ++i) {
     shard.parameter[i] = RoundHalfAway(shard.master[i]);
     shard.master[i] = 0;
@@ -208,7 +165,7 @@ TEST_P(UpdateBitsTest, AParameterThatIsItsMasterIsRoundedStochastically) {
         if (!in_place) arrays.parameter_in = before.parameter.data() + begin;
         Update(team, GetParam().optimizer, arrays, GetParam().scalars);
       }
-      shard.ExpectEqual(expected, true);
+      ExpectBits(shard, expected);
     });
   };
   for (const int64_t count : {0, 1, 2, 15, 16, 17, 31, 33, 70'003}) {
@@ -226,9 +183,9 @@ TEST(UpdateTest, ManyElementsHaveTheBitsOfFew) {
   ThreadTeam team(2);
   const auto update = [&](auto parameter_type, bool split) {
     using Parameter = decltype(parameter_type);
-    const Shard<BFloat16, Parameter> before(kCount + 64);
+    const auto before = MemoryBeforeUpdate<BFloat16, Parameter>(kCount + 64);
     auto expected = before;
-    expected.UpdateByReference(kRules[0]);
+    UpdateByReference(kRules[0], expected);
     ForEveryTarget([&] {
       auto shard = before;
       const auto address = reinterpret_cast<uintptr_t>(shard.parameter.data());
@@ -271,7 +228,7 @@ uint64_t ChecksumOf(const T* array, int64_t count) {
 template <class Gradient, class Parameter>
 void ExpectSums(const Rule& rule, int64_t count, bool with_parameter, bool split) {
   SCOPED_TRACE(testing::Message() << count << " elements, " << (split ? "split" : "whole"));
-  const Shard<Gradient, Parameter> before(count, rule);
+  const auto before = MemoryBeforeUpdate<Gradient, Parameter>(count, rule);
   const size_t size = before.master.size();
   std::vector<uint16_t> low_before(size);
   auto expected = before;
@@ -300,7 +257,7 @@ void ExpectSums(const Rule& rule, int64_t count, bool with_parameter, bool split
       std::vector<uint64_t> scratch(static_cast<size_t>(UpdateChecksumScratch(count)) + 1, 5);
       const UpdateChecksums sums =
           UpdateAndSum(team, rule.optimizer, part(shard, low), rule.scalars, scratch);
-      shard.ExpectEqual(expected, with_parameter);
+      ExpectBits(shard, expected, with_parameter);
       ASSERT_EQ(low, expected_low);
       const int states = static_cast<int>(StateNames(rule.optimizer).size());
       const auto expect = [&](const uint64_t(&of)[1 + kStatesMax], const auto& now,
@@ -335,7 +292,7 @@ void ExpectSumsWithoutMaster(const Rule& rule, int64_t count, bool in_place) {
       std::vector<uint64_t> scratch(static_cast<size_t>(UpdateChecksumScratch(count)) + 1, 5);
       const UpdateChecksums sums =
           UpdateAndSum(team, rule.optimizer, arrays, rule.scalars, scratch);
-      shard.ExpectEqual(expected, true);
+      ExpectBits(shard, expected);
       EXPECT_EQ(sums.read[0], 0u);
       EXPECT_EQ(sums.written[0], 0u);
       EXPECT_EQ(sums.read[1], states > 0 ? ChecksumOf(before.first.data(), count) : 0);
@@ -385,7 +342,7 @@ TEST(UpdateTest, ManyElementsWithoutMastersHaveTheBitsOfFew) {
         Update(team, kRules[0].optimizer, WithoutMaster(few.Part(at, end, true), at),
                kRules[0].scalars);
       }
-      shard.ExpectEqual(few, true);
+      ExpectBits(shard, few);
     }
   });
 }
@@ -394,11 +351,11 @@ TEST(UpdateTest, SumsShowEveryBitThatHasChanged) {
   constexpr int64_t kCount = 1024 + 5;
   ThreadTeam team(1);
   std::vector<uint64_t> scratch(static_cast<size_t>(UpdateChecksumScratch(kCount)));
-  const auto sums = [&](Shard<float, BFloat16>& shard) {
+  const auto sums = [&](UpdateMemory<float, BFloat16>& shard) {
     return UpdateAndSum(team, kRules[0].optimizer, shard.Part(0, kCount, true), kRules[0].scalars,
                         scratch);
   };
-  const Shard<float, BFloat16> before(kCount);
+  const auto before = MemoryBeforeUpdate<float, BFloat16>(kCount);
   auto untouched = before;
   const UpdateChecksums expected = sums(untouched);
   for (int array = 0; array < 3; ++array) {
@@ -427,12 +384,12 @@ TEST(UpdateTest, ANonFiniteGradientReachesItsElementAndNoOther) {
   for (const float bad :
        {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
     ForEveryTarget([&] {
-      Shard<float, BFloat16> shard(kCount);
+      auto shard = MemoryBeforeUpdate<float, BFloat16>(kCount);
       shard.gradient[3] = shard.gradient[39] = bad;
       auto expected = shard;
-      expected.UpdateByReference(kRules[0]);
+      UpdateByReference(kRules[0], expected);
       Update(team, kRules[0].optimizer, shard.Part(0, kCount, true), kRules[0].scalars);
-      shard.ExpectEqual(expected, true);
+      ExpectBits(shard, expected);
       for (size_t i = 0; i < kCount; ++i) {
         EXPECT_EQ(std::isnan(static_cast<float>(shard.parameter[i])), i == 3 || i == 39) << i;
       }
