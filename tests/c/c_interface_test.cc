@@ -81,7 +81,7 @@ class CInterface : public ::testing::Test {
     ASSERT_EQ(ebb_scope_open(engine_, EBB_FORWARD, unit, &scope), EBB_OK) << ebb_error();
     ASSERT_EQ(ebb_scope_close(engine_, scope), EBB_OK);
   }
-  // Of the first unit.
+  // Visits the first unit alone.
   void TakeStep(const ebb_step_options* options = nullptr) {
     ASSERT_EQ(ebb_step_begin(engine_, options), EBB_OK) << ebb_error();
     Forward(0);

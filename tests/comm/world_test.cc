@@ -16,7 +16,6 @@
 namespace ebb::testing::world_test {
 namespace {
 
-
 TEST(RunThreads, GivesEveryRankItsPlace) {
   std::vector<std::atomic<int>> runs(5);
   const absl::Status status = RunThreads(5, [&](World world) {
