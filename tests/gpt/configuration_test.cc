@@ -32,9 +32,7 @@ TEST(ConfigurationTest, NvmeWithoutAFolderAndTiersThatTheStageLacksAreRefused) {
         {{"--split-master", "--dtype", "fp32"}, "split_master"},
         {{"--stochastic-rounding", "--dtype", "fp16"}, "stochastic_rounding"},
         {{"--stochastic-rounding", "--split-master", "--dtype", "bf16"}, "are both true"}}) {
-    const auto config = ResolveConfig(*Parse(c.arguments).options);
-    ASSERT_FALSE(config.ok()) << c.named;
-    EXPECT_THAT(std::string(config.status().message()), HasSubstr(c.named));
+    EXPECT_THAT(Refusal(c.arguments), HasSubstr(c.named));
   }
 }
 
@@ -42,38 +40,32 @@ TEST(ConfigurationTest, NoTierIsAllowedAtEveryStage) {
   ScratchFiles files;
   const std::string empty = files.Write("config.json", "{}");
   for (const char* stage : {"0", "1", "2", "3"}) {
-    const auto config =
-        ResolveConfig(*Parse({"--config", empty.c_str(), "--stage", stage, "--offload-param",
-                              "none", "--offload-optimizer", "none"})
-                           .options);
-    EXPECT_TRUE(config.ok()) << stage << ": " << config.status();
+    EXPECT_EQ(Refusal({"--config", empty.c_str(), "--stage", stage, "--offload-param", "none",
+                       "--offload-optimizer", "none"}),
+              "")
+        << stage;
   }
 }
 
 TEST(ConfigurationTest, TheExamplesScheduleIsAsLongAsTheRun) {
   for (const char* steps : {"40", "1000"}) {
-    const auto config =
-        ResolveConfig(*Parse({"--config", EBB_EXAMPLE_CONFIG, "--steps", steps}).options);
-    ASSERT_TRUE(config.ok()) << config.status();
-    const auto recipe = ResolveConfig(*Parse({"--steps", steps}).options);
-    EXPECT_EQ(config->scheduler, recipe->scheduler) << steps;
-    EXPECT_EQ(config->optimizer, recipe->optimizer) << steps;
+    const Config config = Resolved({"--config", EBB_EXAMPLE_CONFIG, "--steps", steps});
+    const Config recipe = Resolved({"--steps", steps});
+    EXPECT_EQ(config.scheduler, recipe.scheduler) << steps;
+    EXPECT_EQ(config.optimizer, recipe.optimizer) << steps;
   }
 }
 
 TEST(ConfigurationTest, RatesOverrideTheRecipeAndTheConfiguration) {
-  const auto recipe = ResolveConfig(*Parse({"--steps", "400"}).options);
-  ASSERT_TRUE(recipe.ok()) << recipe.status();
-  EXPECT_EQ(recipe->scheduler.type, SchedulerType::kWarmupCosine);
-  EXPECT_EQ(recipe->scheduler.warmup_num_steps, Recipe::Warmup(400));
-  EXPECT_EQ(recipe->scheduler.total_num_steps, 400);
-  EXPECT_EQ(recipe->optimizer.learning_rate, Recipe::kLearningRate);
-  const auto given =
-      ResolveConfig(*Parse({"--steps", "400", "--lr", "3e-3", "--warmup", "70"}).options);
-  ASSERT_TRUE(given.ok()) << given.status();
-  EXPECT_EQ(given->optimizer.learning_rate, 3e-3);
-  EXPECT_EQ(given->scheduler.warmup_num_steps, 70);
-  EXPECT_TRUE(ResolveConfig(*Parse({"--steps", "4", "--warmup", "70"}).options).ok());
+  const Config recipe = Resolved({"--steps", "400"});
+  EXPECT_EQ(recipe.scheduler.type, SchedulerType::kWarmupCosine);
+  EXPECT_EQ(recipe.scheduler.warmup_num_steps, Recipe::Warmup(400));
+  EXPECT_EQ(recipe.scheduler.total_num_steps, 400);
+  EXPECT_EQ(recipe.optimizer.learning_rate, Recipe::kLearningRate);
+  const Config given = Resolved({"--steps", "400", "--lr", "3e-3", "--warmup", "70"});
+  EXPECT_EQ(given.optimizer.learning_rate, 3e-3);
+  EXPECT_EQ(given.scheduler.warmup_num_steps, 70);
+  EXPECT_EQ(Refusal({"--steps", "4", "--warmup", "70"}), "");
 
   ScratchFiles files;
   const auto with = [&](const std::string& scheduler, std::vector<const char*> more) {

@@ -21,18 +21,16 @@ class DataAndMemoryTest : public testing::Test {
 };
 
 TEST_F(DataAndMemoryTest, DataThatNeverEndsIsRefused) {
-  Program device(Tiny({"--data", "/dev/zero"}));
-  EXPECT_EQ(device.Finish(), 2) << device.printed();
-  EXPECT_THAT(device.printed(), HasSubstr("/dev/zero: is a device"));
+  EXPECT_THAT(Program(Tiny({"--data", "/dev/zero"})).ExitsWith(2),
+              HasSubstr("/dev/zero: is a device"));
 
   if (!kCanLimitAddressSpace) GTEST_SKIP() << "a pipe's limit may be a GiB";
   const std::string pipe = files_.Path("pipe");
   ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
   Program::Options options = WithAddressSpace(700'000);
   options.before[2].insert(0, "yes > " + pipe + " & ");
-  Program program(Tiny({"--data", pipe}), options);
-  EXPECT_EQ(program.Finish(), 2) << program.printed();
-  EXPECT_THAT(program.printed(), testing::AllOf(HasSubstr(pipe), HasSubstr("write it to a file")));
+  EXPECT_THAT(Program(Tiny({"--data", pipe}), options).ExitsWith(2),
+              testing::AllOf(HasSubstr(pipe), HasSubstr("write it to a file")));
 }
 
 // Address space runs out at some point between the start and the first step; the last run has
@@ -66,10 +64,10 @@ TEST_F(DataAndMemoryTest, TrainsOnDataLargerThanMemory) {
   if (!kCanLimitAddressSpace) GTEST_SKIP();
   const std::string large = files_.Write("large", "");
   std::filesystem::resize_file(large, int64_t{1} << 36);
-  Program program(
+  Program(
       Tiny({"--data", large, "--steps", "2", "--sample", "0", "--threads", "1", "--ranks", "1"}),
-      WithAddressSpace(4'000'000));
-  EXPECT_EQ(program.Finish(), 0) << program.printed();
+      WithAddressSpace(4'000'000))
+      .ExitsWith(0);
 }
 
 }  // namespace

@@ -32,8 +32,6 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::Not;
 
-using Variables = std::map<std::string, std::string>;
-
 // Listens on a port of 127.0.0.1 that the system chooses.
 class Listener {
  public:
@@ -60,26 +58,9 @@ std::string FreePort() {
   return Listener().port();
 }
 
-Variables Torchrun(int rank, int ranks, const std::string& port) {
-  return {{"RANK", std::to_string(rank)},
-          {"WORLD_SIZE", std::to_string(ranks)},
-          {"LOCAL_RANK", std::to_string(rank)},
-          {"MASTER_ADDR", "127.0.0.1"},
-          {"MASTER_PORT", port}};
-}
+using Ranks = std::vector<std::unique_ptr<Program>>;
 
-Variables Srun(int rank, int ranks) {
-  return {{"SLURM_PROCID", std::to_string(rank)},
-          {"SLURM_NTASKS", std::to_string(ranks)},
-          {"SLURM_STEP_NUM_TASKS", std::to_string(ranks)},
-          {"SLURM_LOCALID", std::to_string(rank)},
-          {"SLURM_JOB_ID", std::to_string(getpid())},
-          {"SLURM_STEP_ID", "0"},
-          {"SLURM_NNODES", "1"},
-          {"SLURM_STEP_NODELIST", "localhost"}};
-}
-
-std::unique_ptr<Program> Start(std::vector<std::string> arguments, Variables environment) {
+std::unique_ptr<Program> StartRank(std::vector<std::string> arguments, Variables environment) {
   return std::make_unique<Program>(
       std::move(arguments),
       Program::Options{.columns = 0, .environment = std::move(environment), .before = {}});
@@ -116,11 +97,19 @@ class LaunchedTest : public testing::Test {
                                        {"ebb", {{"timeout_seconds", timeout_seconds}}}}
                             .dump());
   }
+  // Ranks as torchrun starts them, with the same arguments.
+  Ranks Start(int ranks, const std::vector<std::string>& arguments) {
+    const std::string port = FreePort();
+    Ranks started;
+    for (int rank = 0; rank < ranks; ++rank)
+      started.push_back(StartRank(arguments, Torchrun(rank, ranks, port)));
+    return started;
+  }
   // Expects that all ranks exit with zero. Returns their output, by rank.
-  std::vector<std::string> Succeed(std::vector<std::unique_ptr<Program>>& ranks) {
+  std::vector<std::string> Succeed(Ranks& ranks) {
     std::vector<std::string> printed;
     for (auto& rank : ranks) {
-      EXPECT_EQ(rank->Finish(), 0) << rank->printed();
+      rank->ExitsWith(0);
       printed.push_back(rank->printed());
     }
     return printed;
@@ -132,8 +121,7 @@ class LaunchedTest : public testing::Test {
     std::vector<std::string> arguments = {"--ranks",   std::to_string(ranks),      "--steps", "4",
                                           "--summary", files_.Path("threads.json")};
     arguments.insert(arguments.end(), more.begin(), more.end());
-    Program program(Arguments(arguments));
-    EXPECT_EQ(program.Finish(), 0) << program.printed();
+    Program(Arguments(arguments)).ExitsWith(0);
     return Digest("threads.json");
   }
 
@@ -144,11 +132,12 @@ class LaunchedTest : public testing::Test {
 TEST_F(LaunchedTest, ProcessesHaveTheBitsOfThreadsAndRankZeroPrints) {
   const std::string port = FreePort();
   for (const bool slurm : {false, true}) {
-    std::vector<std::unique_ptr<Program>> ranks;
+    Ranks ranks;
     for (int rank = 0; rank < 3; ++rank) {
-      ranks.push_back(Start(Arguments({"--steps", "4", "--summary", files_.Path("processes.json"),
-                                       "--trace", files_.Path("trace.json")}),
-                            slurm ? Srun(rank, 3) : Torchrun(rank, 3, port)));
+      ranks.push_back(
+          StartRank(Arguments({"--steps", "4", "--summary", files_.Path("processes.json"),
+                               "--trace", files_.Path("trace.json")}),
+                    slurm ? Srun(rank, 3) : Torchrun(rank, 3, port)));
     }
     const std::vector<std::string> printed = Succeed(ranks);
     EXPECT_THAT(printed[0], AllOf(HasSubstr("3 ranks"), HasSubstr(slurm ? "srun" : "torchrun"),
@@ -166,8 +155,7 @@ TEST_F(LaunchedTest, ProcessesHaveTheBitsOfThreadsAndRankZeroPrints) {
 
 // The device's memory is shared between them, host pools are not.
 TEST_F(LaunchedTest, ProcessesWithStateOnDiskHaveTheBitsOfThreads) {
-  const std::string disk = files_.Path("disk");
-  std::filesystem::create_directories(disk);
+  const std::string disk = files_.Folder("disk");
   const std::vector<std::string> on_device = {"--stage", "3",   "--dtype",  "bf16",
                                               "--width", "128", "--layers", "2"};
   std::vector<std::string> offloads = on_device;
@@ -176,10 +164,7 @@ TEST_F(LaunchedTest, ProcessesWithStateOnDiskHaveTheBitsOfThreads) {
     offloads.emplace_back(more);
   std::vector<std::string> arguments = {"--steps", "4", "--summary", files_.Path("processes.json")};
   arguments.insert(arguments.end(), offloads.begin(), offloads.end());
-  const std::string port = FreePort();
-  std::vector<std::unique_ptr<Program>> ranks;
-  for (int rank = 0; rank < 2; ++rank)
-    ranks.push_back(Start(Arguments(arguments), Torchrun(rank, 2, port)));
+  Ranks ranks = Start(2, Arguments(arguments));
   Succeed(ranks);
   const std::string digest = Digest("processes.json");
   EXPECT_EQ(digest, DigestOfThreads(2, offloads));
@@ -189,14 +174,9 @@ TEST_F(LaunchedTest, ProcessesWithStateOnDiskHaveTheBitsOfThreads) {
 }
 
 TEST_F(LaunchedTest, UnderMpirunItsProcessesAreTheRanks) {
-  if (std::system("mpirun --version > /dev/null 2>&1") != 0) GTEST_SKIP() << "mpirun is not here";
-  Program program(
-      Arguments({"--steps", "4", "--summary", files_.Path("mpi.json")}),
-      {.columns = 0,
-       .environment = {{"OMPI_ALLOW_RUN_AS_ROOT", "1"}, {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"}},
-       .before = {"mpirun", "--oversubscribe", "-n", "3"}});
-  EXPECT_EQ(program.Finish(), 0) << program.printed();
-  EXPECT_THAT(program.printed(), AllOf(HasSubstr("3 ranks"), HasSubstr("mpirun")));
+  if (!HasMpirun()) GTEST_SKIP() << "mpirun is not here";
+  Program program(Arguments({"--steps", "4", "--summary", files_.Path("mpi.json")}), Mpirun(3));
+  EXPECT_THAT(program.ExitsWith(0), AllOf(HasSubstr("3 ranks"), HasSubstr("mpirun")));
   EXPECT_EQ(Digest("mpi.json"), DigestOfThreads(3));
 }
 
@@ -212,52 +192,44 @@ TEST_F(LaunchedTest, LaunchersMustAgree) {
                         Case{{{"RANK", "2"}, {"WORLD_SIZE", "2"}}, "RANK='2'"},
                         Case{two_launchers, "two launchers disagree"},
                         Case{Torchrun(0, 2, "port"), "MASTER_PORT='port'"}}) {
-    auto program = Start(Arguments({}), c.environment);
-    EXPECT_EQ(program->Finish(), 2) << program->printed();
-    EXPECT_THAT(program->printed(), HasSubstr(c.said));
+    auto program = StartRank(Arguments({}), c.environment);
+    EXPECT_THAT(program->ExitsWith(2), HasSubstr(c.said));
   }
 }
 
 TEST_F(LaunchedTest, ARankThatNeverComesIsNamed) {
-  auto program = Start(Arguments({"--config", Config(1)}), Torchrun(0, 2, FreePort()));
-  EXPECT_EQ(program->Finish(), 1);
-  EXPECT_THAT(program->printed(), HasSubstr("rank 1"));
-  program = Start(Arguments({"--config", Config(1)}), Torchrun(1, 2, FreePort()));
-  EXPECT_EQ(program->Finish(), 1);
-  EXPECT_THAT(program->printed(), HasSubstr("rank 0"));
+  auto program = StartRank(Arguments({"--config", Config(1)}), Torchrun(0, 2, FreePort()));
+  EXPECT_THAT(program->ExitsWith(1), HasSubstr("rank 1"));
+  program = StartRank(Arguments({"--config", Config(1)}), Torchrun(1, 2, FreePort()));
+  EXPECT_THAT(program->ExitsWith(1), HasSubstr("rank 0"));
 }
 
 TEST_F(LaunchedTest, APortThatAnotherProcessHasIsNamed) {
   const Listener stranger;
-  std::vector<std::unique_ptr<Program>> ranks;
+  Ranks ranks;
   for (int rank = 0; rank < 2; ++rank) {
     ranks.push_back(
-        Start(Arguments({"--config", Config(100'000)}), Torchrun(rank, 2, stranger.port())));
+        StartRank(Arguments({"--config", Config(100'000)}), Torchrun(rank, 2, stranger.port())));
   }
-  EXPECT_EQ(ranks[0]->Finish(), 2);
-  EXPECT_THAT(ranks[0]->printed(), HasSubstr(stranger.port()));
-  EXPECT_EQ(ranks[1]->Finish(), 2);
-  EXPECT_THAT(ranks[1]->printed(), HasSubstr(stranger.port()));
+  EXPECT_THAT(ranks[0]->ExitsWith(2), HasSubstr(stranger.port()));
+  EXPECT_THAT(ranks[1]->ExitsWith(2), HasSubstr(stranger.port()));
 }
 
 TEST_F(LaunchedTest, RanksThatDisagreeOnTheWorldsSizeAllSaySo) {
   const std::string port = FreePort();
-  auto first = Start(Arguments({"--config", Config(20)}), Torchrun(0, 2, port));
-  auto second = Start(Arguments({"--config", Config(20)}), Torchrun(1, 3, port));
+  auto first = StartRank(Arguments({"--config", Config(20)}), Torchrun(0, 2, port));
+  auto second = StartRank(Arguments({"--config", Config(20)}), Torchrun(1, 3, port));
   for (Program* program : {first.get(), second.get()}) {
-    EXPECT_EQ(program->Finish(), 2);
-    EXPECT_THAT(program->printed(), AllOf(HasSubstr("2"), HasSubstr("3")));
+    EXPECT_THAT(program->ExitsWith(2), AllOf(HasSubstr("2"), HasSubstr("3")));
   }
 }
 
 TEST_F(LaunchedTest, AnErrorOfOneRankReachesTheOthers) {
   const std::string port = FreePort();
-  auto first = Start(Arguments({}), Torchrun(0, 2, port));
-  auto second = Start(Tiny({"--data", files_.Path("absent")}), Torchrun(1, 2, port));
-  EXPECT_EQ(second->Finish(), 2);
-  EXPECT_THAT(second->printed(), HasSubstr(files_.Path("absent")));
-  EXPECT_EQ(first->Finish(), 2);
-  EXPECT_THAT(first->printed(), AllOf(HasSubstr("rank 1"), HasSubstr(files_.Path("absent"))));
+  auto first = StartRank(Arguments({}), Torchrun(0, 2, port));
+  auto second = StartRank(Tiny({"--data", files_.Path("absent")}), Torchrun(1, 2, port));
+  EXPECT_THAT(second->ExitsWith(2), HasSubstr(files_.Path("absent")));
+  EXPECT_THAT(first->ExitsWith(2), AllOf(HasSubstr("rank 1"), HasSubstr(files_.Path("absent"))));
 }
 
 // Each rank has its own command line and each host its own files, so one rank may be refused before
@@ -274,14 +246,13 @@ TEST_F(LaunchedTest, ARefusalOfOneRankBeforeTheMeetingReachesTheOthers) {
     for (const int refused : {0, 1}) {
       if (refused == 1 && option == std::string("--losses")) continue;  // rank 0 alone writes it
       const std::string port = FreePort();
-      std::vector<std::unique_ptr<Program>> ranks;
+      Ranks ranks;
       for (int rank = 0; rank < 2; ++rank) {
         const auto arguments = rank == refused ? Arguments({option, value}) : Arguments({});
-        ranks.push_back(Start(arguments, Torchrun(rank, 2, port)));
+        ranks.push_back(StartRank(arguments, Torchrun(rank, 2, port)));
       }
       for (auto& rank : ranks) {
-        EXPECT_EQ(rank->Finish(), 2) << rank->printed();
-        EXPECT_THAT(rank->printed(),
+        EXPECT_THAT(rank->ExitsWith(2),
                     AllOf(HasSubstr("rank " + std::to_string(refused)), HasSubstr(value)));
       }
     }
@@ -292,7 +263,7 @@ TEST_F(LaunchedTest, ARefusalOfOneRankBeforeTheMeetingReachesTheOthers) {
 // the same words, under its name alone.
 TEST_F(LaunchedTest, ARefusalOfOneRanksEngineIsReportedByAllUnderItsName) {
   const std::string port = FreePort();
-  std::vector<std::unique_ptr<Program>> ranks;
+  Ranks ranks;
   for (int rank = 0; rank < 3; ++rank) {
     const std::string folder = files_.Path("rank" + std::to_string(rank));
     std::filesystem::create_directories(rank == 1 ? folder : folder + "/disk");
@@ -304,7 +275,7 @@ TEST_F(LaunchedTest, ARefusalOfOneRanksEngineIsReportedByAllUnderItsName) {
                          .before = {"sh", "-c", "cd '" + folder + "' && exec \"$0\" \"$@\""}}));
   }
   for (auto& rank : ranks) {
-    EXPECT_EQ(rank->Finish(), 2) << rank->printed();
+    rank->ExitsWith(2);
     // "failed" if the departure of the rank is heard first.
     EXPECT_THAT(rank->printed(),
                 AllOf(::testing::ContainsRegex(
@@ -316,12 +287,9 @@ TEST_F(LaunchedTest, ARefusalOfOneRanksEngineIsReportedByAllUnderItsName) {
 // All ranks meet the error, and one of them may hear of it from another one.
 TEST_F(LaunchedTest, ARefusalOfAllRanksNamesOneRank) {
   for (const char* option : {"--save", "--resume", "--init-from"}) {
-    const std::string port = FreePort();
-    std::vector<std::unique_ptr<Program>> ranks;
-    for (int rank = 0; rank < 3; ++rank)
-      ranks.push_back(Start(Arguments({option, data_}), Torchrun(rank, 3, port)));
+    Ranks ranks = Start(3, Arguments({option, data_}));
     for (auto& rank : ranks) {
-      EXPECT_EQ(rank->Finish(), 2) << rank->printed();
+      rank->ExitsWith(2);
       std::smatch said;
       const std::string what = std::string(option) + " " + data_ + ": ";
       EXPECT_TRUE(std::regex_search(rank->printed(), said,
@@ -333,15 +301,10 @@ TEST_F(LaunchedTest, ARefusalOfAllRanksNamesOneRank) {
 }
 
 TEST_F(LaunchedTest, ASignalToOneRankEndsAllAfterTheSameStep) {
-  const std::string port = FreePort();
-  std::vector<std::unique_ptr<Program>> ranks;
-  for (int rank = 0; rank < 2; ++rank) {
-    ranks.push_back(Start(Arguments({"--steps", "100000000", "--summary", files_.Path("s.json")}),
-                          Torchrun(rank, 2, port)));
-  }
+  Ranks ranks = Start(2, Arguments({"--steps", "100000000", "--summary", files_.Path("s.json")}));
   ASSERT_TRUE(ranks[0]->WaitFor("step 1/"));
   ranks[1]->Signal(SIGINT);
-  for (auto& rank : ranks) EXPECT_EQ(rank->Finish(), 130) << rank->printed();
+  for (auto& rank : ranks) rank->ExitsWith(130);
   EXPECT_GE(nlohmann::json::parse(files_.Read("s.json"))["steps"], 1);
 }
 
@@ -355,29 +318,23 @@ TEST_F(LaunchedTest, ASignalWhileRanksMeetEndsTheRankWithALine) {
   for (const Case& c : {Case{{}, SIGTERM, 130}, Case{{}, SIGHUP, 130}, Case{saves, SIGTERM, 75},
                         Case{saves, SIGUSR1, 75}, Case{{"--steps", "many"}, SIGINT, 2}}) {
     const Listener place;
-    const auto rank = Start(Arguments(c.arguments), Torchrun(1, 2, place.port()));
+    const auto rank = StartRank(Arguments(c.arguments), Torchrun(1, 2, place.port()));
     place.Accept();
     rank->Signal(c.signal);
-    EXPECT_EQ(rank->Finish(), c.code) << rank->printed();
-    EXPECT_THAT(rank->printed(),
+    EXPECT_THAT(rank->ExitsWith(c.code),
                 AllOf(HasSubstr("gpt: stopped by SIG"), HasSubstr(" before training began\n")));
   }
 }
 
 TEST_F(LaunchedTest, ATimelineThatCannotBeWrittenIsWarnedOfOnce) {
-  const std::string folder = files_.Path("folder"), port = FreePort();
-  std::filesystem::create_directory(folder);
-  std::vector<std::unique_ptr<Program>> ranks;
-  for (int rank = 0; rank < 3; ++rank) {
-    ranks.push_back(Start(Arguments({"--steps", "100000000", "--trace", folder + "/trace.json"}),
-                          Torchrun(rank, 3, port)));
-  }
+  const std::string folder = files_.Folder("folder");
+  Ranks ranks = Start(3, Arguments({"--steps", "100000000", "--trace", folder + "/trace.json"}));
   ASSERT_TRUE(ranks[0]->WaitFor("step 1/")) << ranks[0]->printed();
   std::filesystem::remove_all(folder);
   ranks[0]->Signal(SIGINT);
   int warned = 0;
   for (auto& rank : ranks) {
-    EXPECT_EQ(rank->Finish(), 130) << rank->printed();
+    rank->ExitsWith(130);
     warned += rank->printed().find("the timeline was not written") != std::string::npos;
   }
   EXPECT_EQ(warned, 1);
@@ -388,7 +345,7 @@ TEST_F(LaunchedTest, OfLaterSignalsOnlyCtrlCInATerminalEndsAProgramAtOnce) {
   const std::string port = FreePort();
   const std::vector<std::string> arguments = Arguments({"--steps", "100000000"});
   Program first(arguments, {.columns = 80, .environment = Torchrun(0, 2, port), .before = {}});
-  const auto second = Start(arguments, Torchrun(1, 2, port));
+  const auto second = StartRank(arguments, Torchrun(1, 2, port));
   ASSERT_TRUE(first.WaitFor("step 1/")) << first.printed();
   second->Signal(SIGSTOP);
   const int end = first.FinishWhile([&] {
@@ -399,20 +356,18 @@ TEST_F(LaunchedTest, OfLaterSignalsOnlyCtrlCInATerminalEndsAProgramAtOnce) {
   EXPECT_THAT(first.printed(), HasSubstr("gpt: ended by a second Ctrl-C; nothing was saved"));
   second->Signal(SIGKILL);
   second->Signal(SIGCONT);
-  EXPECT_EQ(second->Finish(), -SIGKILL);
+  second->ExitsWith(-SIGKILL);
 }
 
 TEST_F(LaunchedTest, TheOthersLearnThatRankZeroCannotWriteItsOutput) {
   const std::string port = FreePort();
   const std::vector<std::string> arguments = Arguments({"--steps", "100000000"});
-  Program first(arguments, {.columns = 0,
-                            .environment = Torchrun(0, 2, port),
-                            .before = {"sh", "-c", "exec \"$0\" \"$@\" > /dev/full"}});
-  const auto second = Start(arguments, Torchrun(1, 2, port));
-  EXPECT_EQ(first.Finish(), 1);
-  EXPECT_THAT(first.printed(), HasSubstr("No space left on device"));
-  EXPECT_EQ(second->Finish(), 1);
-  EXPECT_THAT(second->printed(), HasSubstr("rank 0"));
+  Program::Options full = InShell("exec > /dev/full");
+  full.environment = Torchrun(0, 2, port);
+  Program first(arguments, full);
+  const auto second = StartRank(arguments, Torchrun(1, 2, port));
+  EXPECT_THAT(first.ExitsWith(1), HasSubstr("No space left on device"));
+  EXPECT_THAT(second->ExitsWith(1), HasSubstr("rank 0"));
 }
 
 TEST_F(LaunchedTest, TheOthersNameAKilledRankAndItsPlace) {
@@ -421,12 +376,7 @@ TEST_F(LaunchedTest, TheOthersNameAKilledRankAndItsPlace) {
   std::mt19937 random(7);
   for (int round = 0; round < 6; ++round) {
     const int killed = round % 3;
-    const std::string port = FreePort();
-    std::vector<std::unique_ptr<Program>> ranks;
-    for (int rank = 0; rank < 3; ++rank) {
-      ranks.push_back(
-          Start(Arguments({"--steps", "100000000", "--layers", "3"}), Torchrun(rank, 3, port)));
-    }
+    Ranks ranks = Start(3, Arguments({"--steps", "100000000", "--layers", "3"}));
     ASSERT_TRUE(ranks[0]->WaitFor("step 1/"));
     // At any place of the step, which no event marks.
     std::this_thread::sleep_for(std::chrono::microseconds(random() % 20'000));
@@ -457,14 +407,10 @@ TEST_F(LaunchedTest, AnErrorOfOneRanksStepIsReportedByAllInTheSameWords) {
   const std::string config = files_.Write("config.json", R"({"train_micro_batch_size_per_gpu": 1,
       "fp32": {"enabled": true}, "ebb": {"check_overflow": false},
       "optimizer": {"type": "Adam", "params": {"lr": 1e30}}})");
-  const std::string port = FreePort();
-  std::vector<std::unique_ptr<Program>> ranks;
-  for (int rank = 0; rank < 3; ++rank)
-    ranks.push_back(
-        Start(Arguments({"--config", config, "--steps", "100"}), Torchrun(rank, 3, port)));
+  Ranks ranks = Start(3, Arguments({"--config", config, "--steps", "100"}));
   std::set<std::string> lines;
   for (auto& rank : ranks) {
-    EXPECT_EQ(rank->Finish(), 1) << rank->printed();
+    rank->ExitsWith(1);
     lines.insert(OneError(rank->printed()));
   }
   EXPECT_EQ(lines.size(), 1u) << testing::PrintToString(lines);
@@ -484,13 +430,12 @@ TEST_F(LaunchedTest, ARankThatStallsIsWaitedForOnlySoLong) {
     const std::string port = FreePort();
     std::vector<std::string> arguments = {"--data", data_, "--config", Config(1), "--sample", "0"};
     arguments.insert(arguments.end(), c.arguments.begin(), c.arguments.end());
-    auto first = Start(Tiny(arguments), Torchrun(0, 2, port));
-    auto second = Start(Tiny(arguments), Torchrun(1, 2, port));
+    auto first = StartRank(Tiny(arguments), Torchrun(0, 2, port));
+    auto second = StartRank(Tiny(arguments), Torchrun(1, 2, port));
     ASSERT_TRUE(first->WaitFor(c.begun)) << first->printed();
     second->Signal(SIGSTOP);
-    EXPECT_EQ(first->Finish(), 1);
-    EXPECT_THAT(first->printed(), AllOf(HasSubstr("has waited 1 s for"), HasSubstr("rank 1"),
-                                        AnyOf(HasSubstr("block"), HasSubstr("embedding"))));
+    EXPECT_THAT(first->ExitsWith(1), AllOf(HasSubstr("has waited 1 s for"), HasSubstr("rank 1"),
+                                           AnyOf(HasSubstr("block"), HasSubstr("embedding"))));
     // The first wait, and no later one that it caused. The wait may be the run's own exchange of
     // signals, which runs beside the engine's.
     std::smatch said;
@@ -502,7 +447,7 @@ TEST_F(LaunchedTest, ARankThatStallsIsWaitedForOnlySoLong) {
     }
     second->Signal(SIGKILL);
     second->Signal(SIGCONT);
-    EXPECT_EQ(second->Finish(), -SIGKILL);
+    second->ExitsWith(-SIGKILL);
   }
 }
 
@@ -515,17 +460,16 @@ TEST_F(LaunchedTest, RanksWithDifferentOptionsAllSaySo) {
       {{"--width", "32"}, "--width"}};
   for (const auto& [arguments, said] : cases) {
     const std::string port = FreePort();
-    auto first = Start(Arguments({}), Torchrun(0, 2, port));
-    auto second = Start(Arguments(arguments), Torchrun(1, 2, port));
+    auto first = StartRank(Arguments({}), Torchrun(0, 2, port));
+    auto second = StartRank(Arguments(arguments), Torchrun(1, 2, port));
     for (Program* program : {first.get(), second.get()}) {
-      EXPECT_EQ(program->Finish(), 2) << program->printed();
-      EXPECT_THAT(program->printed(), AllOf(HasSubstr(said), HasSubstr("differs")));
+      EXPECT_THAT(program->ExitsWith(2), AllOf(HasSubstr(said), HasSubstr("differs")));
     }
   }
 }
 
 TEST_F(LaunchedTest, UnderMpirunAKilledRankEndsTheJob) {
-  if (std::system("mpirun --version > /dev/null 2>&1") != 0) GTEST_SKIP() << "mpirun is not here";
+  if (!HasMpirun()) GTEST_SKIP() << "mpirun is not here";
   Program program(
       Arguments({"--steps", "100000000"}),
       {.columns = 0,

@@ -35,7 +35,7 @@ TEST_F(PlanningTest, ShowPlanAloneNeedsNothingButTheModel) {
     arguments.insert(arguments.end(), {given, "--offload-param", "nvme", "--offload-optimizer",
                                        "nvme", "--nvme-path", files_.Path("none")});
     Program program(arguments);
-    EXPECT_EQ(program.Finish(), 0) << program.printed();
+    program.ExitsWith(0);
     const std::string& printed = program.printed();
     EXPECT_THAT(printed, testing::ContainsRegex("Memory of a rank\n.*predicted MiB\n"));
     EXPECT_THAT(printed, testing::ContainsRegex("optimizer +nvme +[0-9]+"));
@@ -54,8 +54,7 @@ TEST_F(PlanningTest, ShowPlanAloneNeedsNothingButTheModel) {
 
 // The figures that an engine counts, for the run asked for; and a row for each stage and tier.
 TEST_F(PlanningTest, PredictsTheMemoryOfTraining) {
-  const std::string disk = files_.Path("disk");
-  std::filesystem::create_directory(disk);
+  const std::string disk = files_.Folder("disk");
   for (const auto& choice : std::vector<std::vector<std::string>>{
            {"--stage", "1"},
            {"--stage", "3", "--offload-optimizer", "cpu"},
@@ -65,8 +64,7 @@ TEST_F(PlanningTest, PredictsTheMemoryOfTraining) {
     std::vector<std::string> trains = arguments;
     trains.insert(trains.end(),
                   {"--steps", "3", "--sample", "0", "--summary", files_.Path("s.json")});
-    Program trained(Tiny(trains));
-    ASSERT_EQ(trained.Finish(), 0) << trained.printed();
+    Program(Tiny(trains)).ExitsWith(0);
     std::map<std::string, double> held;
     const auto summary = nlohmann::json::parse(files_.Read("s.json"));
     for (const auto& row : summary["memory"])
@@ -74,7 +72,7 @@ TEST_F(PlanningTest, PredictsTheMemoryOfTraining) {
 
     arguments.push_back("--predict");
     Program program(Tiny(arguments));
-    EXPECT_EQ(program.Finish(), 0) << program.printed();
+    program.ExitsWith(0);
     std::istringstream lines(program.printed());
     int rows = 0, marked = 0;
     for (std::string line; std::getline(lines, line);) {
@@ -98,15 +96,13 @@ TEST_F(PlanningTest, PredictsTheMemoryOfTraining) {
 
 TEST_F(PlanningTest, PredictsConfigsAboveACapAndRefusesImpossibleOnes) {
   Program capped(Tiny({"--predict", "--dtype", "fp32", "--device-memory", "1140KiB"}));
-  EXPECT_EQ(capped.Finish(), 0) << capped.printed();
-  EXPECT_THAT(capped.printed(),
+  EXPECT_THAT(capped.ExitsWith(0),
               testing::ContainsRegex("0      device      device    ebb.device_memory is "
                                      "[0-9.]+ MiB a rank, but the pools on the device need "
                                      "[0-9.]+ MiB\n"));
   EXPECT_THAT(capped.printed(), testing::ContainsRegex("3      nvme        nvme +[0-9.]+ +[0-9]"));
-  Program none(Tiny({"--predict", "--device-memory", "20KiB"}));
-  EXPECT_EQ(none.Finish(), 2) << none.printed();
-  EXPECT_THAT(none.printed(), HasSubstr("gpt: ebb.device_memory is 20.0 KiB a rank"));
+  EXPECT_THAT(Program(Tiny({"--predict", "--device-memory", "20KiB"})).ExitsWith(2),
+              HasSubstr("gpt: ebb.device_memory is 20.0 KiB a rank"));
 }
 
 }  // namespace

@@ -117,11 +117,48 @@ int Program::Finish() {
   return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
 }
 
-Program::Options WithAddressSpace(int64_t kibibytes) {
+std::string Program::ExitsWith(int code, std::source_location where) {
+  const testing::ScopedTrace trace(where.file_name(), static_cast<int>(where.line()), "");
+  EXPECT_EQ(Finish(), code) << printed_;
+  return printed_;
+}
+
+Program::Options InShell(const std::string& commands) {
   return {
-      .columns = 0,
-      .environment = {},
-      .before = {"sh", "-c", "ulimit -v " + std::to_string(kibibytes) + "; exec \"$0\" \"$@\""}};
+      .columns = 0, .environment = {}, .before = {"bash", "-c", commands + "; exec \"$0\" \"$@\""}};
+}
+
+Program::Options WithAddressSpace(int64_t kibibytes) {
+  return InShell("ulimit -v " + std::to_string(kibibytes));
+}
+
+Variables Torchrun(int rank, int ranks, const std::string& port) {
+  return {{"RANK", std::to_string(rank)},
+          {"WORLD_SIZE", std::to_string(ranks)},
+          {"LOCAL_RANK", std::to_string(rank)},
+          {"MASTER_ADDR", "127.0.0.1"},
+          {"MASTER_PORT", port}};
+}
+
+Variables Srun(int rank, int ranks) {
+  return {{"SLURM_PROCID", std::to_string(rank)},
+          {"SLURM_NTASKS", std::to_string(ranks)},
+          {"SLURM_STEP_NUM_TASKS", std::to_string(ranks)},
+          {"SLURM_LOCALID", std::to_string(rank)},
+          {"SLURM_JOB_ID", std::to_string(getpid())},
+          {"SLURM_STEP_ID", "0"},
+          {"SLURM_NNODES", "1"},
+          {"SLURM_STEP_NODELIST", "localhost"}};
+}
+
+bool HasMpirun() {
+  return std::system("mpirun --version > /dev/null 2>&1") == 0;
+}
+
+Program::Options Mpirun(int ranks) {
+  return {.columns = 0,
+          .environment = {{"OMPI_ALLOW_RUN_AS_ROOT", "1"}, {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"}},
+          .before = {"mpirun", "--oversubscribe", "-n", std::to_string(ranks)}};
 }
 
 std::vector<std::string> Tiny(std::vector<std::string> more) {

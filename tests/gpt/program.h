@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
+#include <source_location>
 #include <string>
 #include <vector>
 
@@ -34,6 +36,8 @@ class Program {
   int pid() const { return child_; }
   // Reads the rest. Returns the exit code, or minus the signal that ended it.
   int Finish();
+  // Finish, which has to return `code`. Returns all that was printed.
+  std::string ExitsWith(int code, std::source_location where = std::source_location::current());
   const std::string& printed() const { return printed_; }
 
  private:
@@ -50,6 +54,17 @@ inline constexpr bool kCanLimitAddressSpace = false;
 inline constexpr bool kCanLimitAddressSpace = true;
 #endif
 Program::Options WithAddressSpace(int64_t kibibytes);
+
+// Started by a shell, after `commands`.
+Program::Options InShell(const std::string& commands);
+
+// The environment in which launchers start a rank, and Open MPI all ranks. With torchrun the first
+// rank listens on the port, and with Slurm the job's number is this process's.
+using Variables = std::map<std::string, std::string>;
+Variables Torchrun(int rank, int ranks, const std::string& port);
+Variables Srun(int rank, int ranks);
+bool HasMpirun();
+Program::Options Mpirun(int ranks);
 
 // Arguments of a model that trains in no time, followed by `more`.
 std::vector<std::string> Tiny(std::vector<std::string> more);

@@ -22,6 +22,11 @@ using testing::HasSubstr;
 
 class ProgramTest : public testing::Test {
  protected:
+  std::vector<std::string> OnData(std::vector<std::string> more) const {
+    more.insert(more.begin(), {"--data", data_});
+    return Tiny(std::move(more));
+  }
+
   ScratchFiles files_;
   const std::string data_ = files_.Write("text", std::string(400, 'a'));
 };
@@ -34,7 +39,7 @@ TEST_F(ProgramTest, ThreadsThatTheMachineDoesNotGrantExitWithTwo) {
   const std::string user = std::to_string(100'000 + getpid() % 100'000);
   const auto run = [&](int threads) {
     return std::make_unique<Program>(
-        Tiny({"--data", data_, "--ranks", "2", "--steps", "1", "--sample", "0"}),
+        OnData({"--ranks", "2", "--steps", "1", "--sample", "0"}),
         Program::Options{.columns = 0,
                          .environment = {},
                          .before = {"prlimit", "--nproc=" + std::to_string(threads), "setpriv",
@@ -64,27 +69,29 @@ TEST_F(ProgramTest, AnImpossibleRequestExitsWithTwoAndAReason) {
   for (const Case& c :
        {Case{{"--no-such-flag"}, "--no-such-flag"},
         {Tiny({"--data", files_.Path("absent")}), files_.Path("absent")},
-        {Tiny({"--data", data_, "--context", "300"}), "--context 300"},
-        {Tiny({"--data", data_, "--config", files_.Path("absent")}), files_.Path("absent")},
-        {Tiny({"--data", data_, "--losses", files_.Path("no/losses.csv")}), "--losses"},
-        {Tiny({"--data", data_, "--losses", data_ + "/l.csv"}), "--losses"},
-        {Tiny({"--data", data_, "--export", "/proc/none"}), "--export: "},
-        {Tiny({"--data", data_, "--trace", files_.Path("no/trace.json")}), "--trace"},
-        {Tiny({"--data", data_, "--config",
-               files_.Write("config.json", R"({"train_micro_batch_size_per_gpu": 1,
+        {OnData({"--context", "300"}), "--context 300"},
+        {OnData({"--config", files_.Path("absent")}), files_.Path("absent")},
+        {OnData({"--losses", files_.Path("no/losses.csv")}), "--losses"},
+        {OnData({"--losses", data_ + "/l.csv"}), "--losses"},
+        {OnData({"--export", "/proc/none"}), "--export: "},
+        {OnData({"--trace", files_.Path("no/trace.json")}), "--trace"},
+        {OnData({"--config", files_.Write("config.json", R"({"train_micro_batch_size_per_gpu": 1,
                                                "ebb": {"trace": "/absent/trace.json"}})")}),
          "ebb.trace"},
-        {Tiny({"--data", data_, "--offload-optimizer", "nvme", "--nvme-path", "/proc/none"}),
+        // An error of all ranks names none of them.
+        {OnData({"--ranks", "3", "--config",
+                 files_.Write("groups.json", R"({"train_micro_batch_size_per_gpu": 1,
+                     "ebb": {"parameter_groups": {"absent": {"lr_factor": 2}}}})")}),
+         "gpt: ebb.parameter_groups.absent"},
+        {OnData({"--offload-optimizer", "nvme", "--nvme-path", "/proc/none"}),
          "nvme_path '/proc/none' does not exist and cannot be made"},
-        {Tiny({"--data", data_, "--offload-optimizer", "nvme", "--nvme-path", data_}),
-         "is not a directory"},
-        {Tiny({"--data", data_, "--offload-optimizer", "nvme", "--nvme-path", "/proc"}),
+        {OnData({"--offload-optimizer", "nvme", "--nvme-path", data_}), "is not a directory"},
+        {OnData({"--offload-optimizer", "nvme", "--nvme-path", "/proc"}),
          "cannot create a file in nvme_path '/proc': No such file or directory; nvme_path has to "
          "be a "
          "directory in which files can be made"}}) {
     Program program(c.arguments);
-    EXPECT_EQ(program.Finish(), 2) << program.printed();
-    EXPECT_THAT(program.printed(), HasSubstr(c.said));
+    EXPECT_THAT(program.ExitsWith(2), HasSubstr(c.said));
     EXPECT_THAT(program.printed(), testing::StartsWith("gpt: "));
     EXPECT_THAT(program.printed(), testing::Not(HasSubstr("rank")));
   }
@@ -100,9 +107,8 @@ TEST_F(ProgramTest, AnImpossibleRequestOfAnEngineExitsWithTwoAndAReason) {
         {"--init-from", data_, "is not"},
         {"--init-from", files_.Write("m.safetensors", "{"), "is not a complete safetensors file"},
         {"--init-from", files_.Path("absent"), "absent"}}) {
-    Program program(Tiny({"--data", data_, option, value}));
-    EXPECT_EQ(program.Finish(), 2) << program.printed();
-    EXPECT_THAT(program.printed(),
+    Program program(OnData({option, value}));
+    EXPECT_THAT(program.ExitsWith(2),
                 testing::ContainsRegex("gpt: .*" + (option + (" " + value)) + ": "));
     EXPECT_THAT(program.printed(), HasSubstr(said));
   }
@@ -112,9 +118,9 @@ TEST_F(ProgramTest, AllErrorsOfOptionsConfigurationAndFoldersAreReportedTogether
   const std::string config = files_.Write("config.json", R"({"gradient_accumulation_steps": 4,
       "gradient_clipping": -1, "ebb": {"micro_batches_per_round": 3, "reduction_group": 3, "shard_group": 5}})");
   files_.Write("saves", "");
-  Program program(Tiny({"--data", data_, "--config", config, "--ranks", "2", "--stage", "1",
-                        "--offload-param", "cpu", "--export", files_.Path("saves")}));
-  EXPECT_EQ(program.Finish(), 2);
+  Program program(OnData({"--config", config, "--ranks", "2", "--stage", "1", "--offload-param",
+                          "cpu", "--export", files_.Path("saves")}));
+  program.ExitsWith(2);
   for (const char* said :
        {"gradient_clipping", "ebb.micro_batches_per_round", "ebb.reduction_group",
         "ebb.shard_group", "gpt: --offload-param cpu", "gpt: --export: "})
@@ -122,9 +128,9 @@ TEST_F(ProgramTest, AllErrorsOfOptionsConfigurationAndFoldersAreReportedTogether
 }
 
 TEST_F(ProgramTest, ATimelineThatIsFullIsWarnedOfOnce) {
-  Program program(Tiny({"--data", data_, "--steps", "3000", "--ranks", "3", "--sample", "0",
-                        "--trace", files_.Path("t.json")}));
-  EXPECT_EQ(program.Finish(), 0) << program.printed();
+  Program program(OnData(
+      {"--steps", "3000", "--ranks", "3", "--sample", "0", "--trace", files_.Path("t.json")}));
+  program.ExitsWith(0);
   const size_t first = program.printed().find("the timeline was full: ");
   ASSERT_NE(first, std::string::npos) << program.printed();
   EXPECT_EQ(program.printed().find("the timeline was full: ", first + 1), std::string::npos);
@@ -132,9 +138,8 @@ TEST_F(ProgramTest, ATimelineThatIsFullIsWarnedOfOnce) {
 
 TEST_F(ProgramTest, ForCudaThatIsAskedForTheCpuIsNoReplacement) {
   if (std::filesystem::exists("/dev/nvidiactl")) GTEST_SKIP() << "this machine may have a GPU";
-  Program program(Tiny({"--data", data_, "--device", "cuda"}));
-  EXPECT_EQ(program.Finish(), 2) << program.printed();
-  EXPECT_THAT(program.printed(), testing::StartsWith("gpt: --device cuda: "));
+  EXPECT_THAT(Program(OnData({"--device", "cuda"})).ExitsWith(2),
+              testing::StartsWith("gpt: --device cuda: "));
 }
 
 TEST_F(ProgramTest, RefusesTwoReportsInOneFile) {
@@ -142,16 +147,14 @@ TEST_F(ProgramTest, RefusesTwoReportsInOneFile) {
   const std::string path = files_.Write("report", "old");
   for (size_t a = 0; a < flags.size(); ++a) {
     for (size_t b = a + 1; b < flags.size(); ++b) {
-      Program program(
-          Tiny({"--data", data_, flags[a], path, flags[b], files_.Path("./absent/../report")}));
-      EXPECT_EQ(program.Finish(), 2) << program.printed();
-      EXPECT_THAT(program.printed(), testing::AllOf(HasSubstr(flags[a]), HasSubstr(flags[b])));
+      EXPECT_THAT(Program(OnData({flags[a], path, flags[b], files_.Path("./absent/../report")}))
+                      .ExitsWith(2),
+                  testing::AllOf(HasSubstr(flags[a]), HasSubstr(flags[b])));
       EXPECT_EQ(files_.Read("report"), "old");
     }
   }
-  Program program(Tiny(
-      {"--data", data_, "--steps", "1", "--losses", "/dev/stdout", "--summary", "/dev/stdout"}));
-  EXPECT_EQ(program.Finish(), 0) << program.printed();
+  Program(OnData({"--steps", "1", "--losses", "/dev/stdout", "--summary", "/dev/stdout"}))
+      .ExitsWith(0);
 }
 
 TEST_F(ProgramTest, RefusesToOverwriteItsInput) {
@@ -159,24 +162,14 @@ TEST_F(ProgramTest, RefusesToOverwriteItsInput) {
       files_.Write("config.json", R"({"train_micro_batch_size_per_gpu": 1})");
   for (const std::string& input : {data_, config}) {
     const std::string before = files_.Read(input.substr(input.rfind('/') + 1));
-    Program program(Tiny({"--data", data_, "--config", config, "--losses", input}));
-    EXPECT_EQ(program.Finish(), 2) << program.printed();
-    EXPECT_THAT(program.printed(), testing::AllOf(HasSubstr("--losses"), HasSubstr(input)));
+    EXPECT_THAT(Program(OnData({"--config", config, "--losses", input})).ExitsWith(2),
+                testing::AllOf(HasSubstr("--losses"), HasSubstr(input)));
     EXPECT_EQ(files_.Read(input.substr(input.rfind('/') + 1)), before);
   }
 }
 
-TEST_F(ProgramTest, AnErrorOfAllRanksNamesNoRank) {
-  const std::string config = files_.Write("config.json", R"({"train_micro_batch_size_per_gpu": 1,
-      "ebb": {"parameter_groups": {"absent": {"lr_factor": 2}}}})");
-  Program program(Tiny({"--data", data_, "--config", config, "--ranks", "3"}));
-  EXPECT_EQ(program.Finish(), 2) << program.printed();
-  EXPECT_THAT(program.printed(), HasSubstr("gpt: ebb.parameter_groups.absent"));
-}
-
 TEST_F(ProgramTest, TheTrafficIsThatOfAnAppliedStep) {
-  const std::string disk = files_.Path("disk");
-  std::filesystem::create_directory(disk);
+  const std::string disk = files_.Folder("disk");
   const auto train = [&](int scale_power, const char* steps) {
     nlohmann::json config = {{"train_micro_batch_size_per_gpu", 1}};
     config["fp16"] = {{"enabled", true}, {"initial_scale_power", scale_power}, {"hysteresis", 1}};
@@ -184,10 +177,10 @@ TEST_F(ProgramTest, TheTrafficIsThatOfAnAppliedStep) {
                                    {"stage3_param_persistence_threshold", 0},
                                    {"offload_param", {{"max_in_cpu", 0}}}};
     Program program(
-        Tiny({"--data", data_, "--config", files_.Write("config.json", config.dump()),
-              "--offload-param", "nvme", "--offload-optimizer", "nvme", "--nvme-path", disk,
-              "--steps", steps, "--sample", "0", "--summary", files_.Path("s.json")}));
-    EXPECT_EQ(program.Finish(), 0) << program.printed();
+        OnData({"--config", files_.Write("config.json", config.dump()), "--offload-param", "nvme",
+                "--offload-optimizer", "nvme", "--nvme-path", disk, "--steps", steps, "--sample",
+                "0", "--summary", files_.Path("s.json")}));
+    program.ExitsWith(0);
     auto summary = nlohmann::json::parse(files_.Read("s.json"));
     const bool steady = summary["traffic_is_steady"];
     EXPECT_THAT(program.printed(),
@@ -207,8 +200,7 @@ TEST_F(ProgramTest, TheTrafficIsThatOfAnAppliedStep) {
 }
 
 TEST_F(ProgramTest, AConfigAboveACapIsRefusedWithTheClassesAndTheChange) {
-  const std::string disk = files_.Path("disk");
-  std::filesystem::create_directory(disk);
+  const std::string disk = files_.Folder("disk");
   struct Case {
     std::vector<std::string> arguments;
     std::vector<std::string> said;
@@ -230,7 +222,7 @@ TEST_F(ProgramTest, AConfigAboveACapIsRefusedWithTheClassesAndTheChange) {
                      {"--data", data_, "--steps", "1", "--dtype", "fp32", "--layers", "4",
                       "--width", "64", "--heads", "2", "--context", "16"});
     Program program(Tiny(arguments));
-    EXPECT_EQ(program.Finish(), 2) << program.printed();
+    program.ExitsWith(2);
     for (const std::string& said : c.said) EXPECT_THAT(program.printed(), HasSubstr(said));
     EXPECT_TRUE(std::filesystem::is_empty(disk));
   }
@@ -256,7 +248,7 @@ TEST_F(ProgramTest, AdviceForACapTrainsTheSameNumbersOrSaysThatItDoesNot) {
       Program program(Tiny({"--data", data, "--layers", "3", "--ranks", "2", "--recompute",
                             "--config", files_.Write("config.json", config.dump()), "--steps", "2",
                             "--sample", "0", "--summary", files_.Path("s.json")}));
-      EXPECT_EQ(program.Finish(), code) << program.printed();
+      program.ExitsWith(code);
       return program.printed();
     };
     train(given, 0);
@@ -288,18 +280,16 @@ TEST_F(ProgramTest, AdviceForACapTrainsTheSameNumbersOrSaysThatItDoesNot) {
 }
 
 TEST_F(ProgramTest, ATierWithoutParametersIsLoggedAtTheStart) {
-  const std::string disk = files_.Path("disk");
-  std::filesystem::create_directory(disk);
+  const std::string disk = files_.Folder("disk");
   const std::string start = R"({"train_micro_batch_size_per_gpu": 1, "zero_optimization": {)"
                             R"("stage": 3, "stage3_param_persistence_threshold": )";
   for (const auto& [threshold, said] : {std::pair("100000", "stage3_param_persistence_threshold"),
                                         std::pair("0", "offload_param.max_in_cpu")}) {
     const std::string config = files_.Write("config.json", start + threshold + "}}");
-    Program program(Tiny({"--data", data_, "--steps", "1", "--config", config, "--offload-param",
-                          "nvme", "--nvme-path", disk}));
-    EXPECT_EQ(program.Finish(), 0) << program.printed();
     EXPECT_THAT(
-        program.printed(),
+        Program(OnData({"--steps", "1", "--config", config, "--offload-param", "nvme",
+                        "--nvme-path", disk}))
+            .ExitsWith(0),
         testing::ContainsRegex(std::string("offload_param.device\" is \"nvme\", but .*") + said));
   }
 }
@@ -318,10 +308,9 @@ int UnnamedFilesIn(const std::string& path, int pid) {
 
 TEST_F(ProgramTest, SwapFilesHaveNoNameAndNoSignalLeavesOne) {
   for (const int signal : {SIGINT, SIGKILL}) {
-    const std::string disk = files_.Path("disk");
-    std::filesystem::create_directory(disk);
-    Program program(Tiny({"--data", data_, "--steps", "100000000", "--offload-param", "nvme",
-                          "--offload-optimizer", "nvme", "--nvme-path", disk}));
+    const std::string disk = files_.Folder("disk");
+    Program program(OnData({"--steps", "100000000", "--offload-param", "nvme",
+                            "--offload-optimizer", "nvme", "--nvme-path", disk}));
     ASSERT_TRUE(program.WaitFor("step 1/"));
     EXPECT_EQ(UnnamedFilesIn(disk, program.pid()), 2);  // parameters and states
     EXPECT_TRUE(std::filesystem::is_empty(disk));
@@ -337,8 +326,8 @@ TEST_F(ProgramTest, SwapFilesHaveNoNameAndNoSignalLeavesOne) {
 TEST_F(ProgramTest, OptionsWithoutMeaningOnTheCpuCauseAWarning) {
   for (const auto& [graphs, products, says] :
        {std::tuple("on", "default", true), std::tuple("auto", "auto", false)}) {
-    Program program(Tiny({"--data", data_, "--cuda-graphs", graphs, "--products", products}));
-    EXPECT_EQ(program.Finish(), 0) << program.printed();
+    Program program(OnData({"--cuda-graphs", graphs, "--products", products}));
+    program.ExitsWith(0);
     for (const char* what : {"--cuda-graphs on has no meaning", "--products has no meaning"})
       EXPECT_EQ(program.printed().find(what) != std::string::npos, says) << program.printed();
   }
@@ -346,52 +335,42 @@ TEST_F(ProgramTest, OptionsWithoutMeaningOnTheCpuCauseAWarning) {
 
 // gpt | head: each step prints a line, into a pipe that is closed.
 TEST_F(ProgramTest, OutputWithoutAReaderEndsTheRunAndLeavesNothingOnTheDisk) {
-  const std::string disk = files_.Path("disk");
-  std::filesystem::create_directory(disk);
-  Program program(
-      Tiny({"--data", data_, "--steps", "100000000", "--evaluate-every", "1", "--offload-param",
-            "nvme", "--offload-optimizer", "nvme", "--nvme-path", disk}));
+  const std::string disk = files_.Folder("disk");
+  Program program(OnData({"--steps", "100000000", "--evaluate-every", "1", "--offload-param",
+                          "nvme", "--offload-optimizer", "nvme", "--nvme-path", disk}));
   ASSERT_TRUE(program.WaitFor("step 1/"));
   EXPECT_EQ(UnnamedFilesIn(disk, program.pid()), 2);
   program.CloseOutput();
-  EXPECT_EQ(program.Finish(), 130);
+  program.ExitsWith(130);
   EXPECT_TRUE(std::filesystem::is_empty(disk));
 }
 
 // gpt > a file on a full disk. /dev/full takes nothing; messages go to standard error.
 TEST_F(ProgramTest, OutputThatCannotBeWrittenEndsTheRunWithAnErrorAndTheReportsAreThere) {
-  const Program::Options full = {
-      .columns = 0, .environment = {}, .before = {"sh", "-c", "exec \"$0\" \"$@\" > /dev/full"}};
+  const Program::Options full = InShell("exec > /dev/full");
   for (const char* ranks : {"1", "2"}) {
-    Program program(Tiny({"--data", data_, "--steps", "100000000", "--ranks", ranks, "--losses",
-                          files_.Path("l.csv"), "--summary", files_.Path("s.json")}),
-                    full);
-    EXPECT_EQ(program.Finish(), 1) << program.printed();
-    EXPECT_THAT(program.printed(),
+    EXPECT_THAT(Program(OnData({"--steps", "100000000", "--ranks", ranks, "--losses",
+                                files_.Path("l.csv"), "--summary", files_.Path("s.json")}),
+                        full)
+                    .ExitsWith(1),
                 HasSubstr("gpt: standard output: writing failed: No space left on device"));
     EXPECT_GE(nlohmann::json::parse(files_.Read("s.json"))["steps"], 1);
   }
-  for (const auto& arguments :
-       {std::vector<std::string>{"--help"}, Tiny({"--data", data_, "--show-plan"})}) {
-    Program program(arguments, full);
-    EXPECT_EQ(program.Finish(), 1) << program.printed();
-    EXPECT_THAT(program.printed(), HasSubstr("No space left on device"));
+  for (const auto& arguments : {std::vector<std::string>{"--help"}, OnData({"--show-plan"})}) {
+    EXPECT_THAT(Program(arguments, full).ExitsWith(1), HasSubstr("No space left on device"));
   }
 }
 
 // gpt >&-: printed text is lost, and does not get into the files that the program opens.
 TEST_F(ProgramTest, WithoutStandardStreamsItTrainsAndItsFilesStayClean) {
-  const std::string disk = files_.Path("disk");
-  std::filesystem::create_directory(disk);
+  const std::string disk = files_.Folder("disk");
   std::string digest;
   for (const char* closed : {">&-", "2>&-", "<&- >&-", "<&- >&- 2>&-"}) {
-    Program program(Tiny({"--data", data_, "--steps", "2", "--ranks", "2", "--offload-optimizer",
-                          "nvme", "--nvme-path", disk, "--summary", files_.Path("s.json"),
-                          "--trace", files_.Path("t.json"), "--losses", files_.Path("l.csv")}),
-                    {.columns = 0,
-                     .environment = {},
-                     .before = {"sh", "-c", std::string("exec \"$0\" \"$@\" ") + closed}});
-    EXPECT_EQ(program.Finish(), 0) << closed << "\n" << program.printed();
+    Program(OnData({"--steps", "2", "--ranks", "2", "--offload-optimizer", "nvme", "--nvme-path",
+                    disk, "--summary", files_.Path("s.json"), "--trace", files_.Path("t.json"),
+                    "--losses", files_.Path("l.csv")}),
+            InShell(std::string("exec ") + closed))
+        .ExitsWith(0);
     const auto summary = nlohmann::json::parse(files_.Read("s.json"));
     EXPECT_EQ(summary["steps"], 2) << closed;
     if (digest.empty()) digest = summary["parameter_digest"];
@@ -405,22 +384,22 @@ TEST_F(ProgramTest, WithoutStandardStreamsItTrainsAndItsFilesStayClean) {
 // nohup has hang-ups ignored. Between the signal and the last expected line there is more text than
 // a pipe holds.
 TEST_F(ProgramTest, AHangUpThatIsIgnoredFromOutsideStaysIgnored) {
-  Program program(Tiny({"--data", data_, "--steps", "100000000", "--evaluate-every", "1"}),
+  Program program(OnData({"--steps", "100000000", "--evaluate-every", "1"}),
                   {.columns = 0, .environment = {}, .before = {"nohup"}});
   ASSERT_TRUE(program.WaitFor("step 1/"));
   program.Signal(SIGHUP);
   EXPECT_TRUE(program.WaitFor("held-out loss after 3000 steps"));
   program.Signal(SIGTERM);
-  EXPECT_EQ(program.Finish(), 130);
+  program.ExitsWith(130);
 }
 
 TEST_F(ProgramTest, LeavesItsReports) {
-  Program program(Tiny({"--data", data_, "--steps", "3", "--losses", files_.Path("l.csv"),
-                        "--curve", files_.Path("c.svg"), "--trace", files_.Path("t.json"),
-                        "--summary", files_.Path("s.json"), "--sample", "4"}));
-  EXPECT_EQ(program.Finish(), 0) << program.printed();
-  EXPECT_THAT(program.printed(), testing::AllOf(HasSubstr("step 3/3"), HasSubstr("predicted MiB"),
-                                                HasSubstr("Sample")));
+  EXPECT_THAT(
+      Program(OnData({"--steps", "3", "--losses", files_.Path("l.csv"), "--curve",
+                      files_.Path("c.svg"), "--trace", files_.Path("t.json"), "--summary",
+                      files_.Path("s.json"), "--sample", "4"}))
+          .ExitsWith(0),
+      testing::AllOf(HasSubstr("step 3/3"), HasSubstr("predicted MiB"), HasSubstr("Sample")));
   EXPECT_THAT(files_.Read("l.csv"), HasSubstr("\n3,"));
   EXPECT_THAT(files_.Read("c.svg"), testing::EndsWith("</svg>\n"));
   EXPECT_FALSE(nlohmann::json::parse(files_.Read("t.json")).empty());
@@ -429,8 +408,7 @@ TEST_F(ProgramTest, LeavesItsReports) {
 }
 
 TEST_F(ProgramTest, ASampleIsLeftOutOnlyWhereItWouldReadParametersFromNvme) {
-  const std::string disk = files_.Path("disk");
-  std::filesystem::create_directory(disk);
+  const std::string disk = files_.Folder("disk");
   const auto printed = [&](const std::string& threshold, std::vector<std::string> more) {
     const std::string config = files_.Write(
         "config.json",
@@ -440,7 +418,7 @@ TEST_F(ProgramTest, ASampleIsLeftOutOnlyWhereItWouldReadParametersFromNvme) {
             disk + R"("}}})");
     more.insert(more.end(), {"--data", data_, "--config", config, "--steps", "1"});
     Program program(Tiny(more));
-    EXPECT_EQ(program.Finish(), 0) << program.printed();
+    program.ExitsWith(0);
     return program.printed();
   };
   EXPECT_THAT(printed("0", {}),
@@ -451,11 +429,11 @@ TEST_F(ProgramTest, ASampleIsLeftOutOnlyWhereItWouldReadParametersFromNvme) {
 
 TEST_F(ProgramTest, ASignalEndsTrainingAndTheReportsAreWritten) {
   for (int signal : {SIGINT, SIGTERM, SIGHUP}) {
-    Program program(Tiny({"--data", data_, "--steps", "100000000", "--ranks", "3", "--summary",
-                          files_.Path("s.json")}));
+    Program program(
+        OnData({"--steps", "100000000", "--ranks", "3", "--summary", files_.Path("s.json")}));
     ASSERT_TRUE(program.WaitFor("step 1/"));
     program.Signal(signal);
-    EXPECT_EQ(program.Finish(), 130) << program.printed();
+    program.ExitsWith(130);
     const auto summary = nlohmann::json::parse(files_.Read("s.json"));
     EXPECT_EQ(summary["steps"], summary["losses"].size());
     EXPECT_GE(summary["steps"], 1);
@@ -471,15 +449,14 @@ TEST_F(ProgramTest, ASignalEndsTrainingAndTheReportsAreWritten) {
 }
 
 TEST_F(ProgramTest, ASignalEndsTheSampleAndTheReportsAreThereBefore) {
-  Program program(Tiny({"--data", data_, "--steps", "1", "--sample", "100000000", "--ranks", "2",
-                        "--losses", files_.Path("l.csv"), "--summary", files_.Path("s.json")}));
+  Program program(OnData({"--steps", "1", "--sample", "100000000", "--ranks", "2", "--losses",
+                          files_.Path("l.csv"), "--summary", files_.Path("s.json")}));
   ASSERT_TRUE(program.WaitFor(" tokens/s\n"));
   EXPECT_THAT(files_.Read("l.csv"), HasSubstr("\n1,"));
   EXPECT_EQ(nlohmann::json::parse(files_.Read("s.json"))["held_out"].size(), 1u);
   EXPECT_TRUE(nlohmann::json::parse(files_.Read("s.json"))["stopped"].is_null());
   program.Signal(SIGINT);
-  EXPECT_EQ(program.Finish(), 130) << program.printed();
-  EXPECT_THAT(program.printed(),
+  EXPECT_THAT(program.ExitsWith(130),
               testing::ContainsRegex(
                   "gpt: stopped by SIGINT in the sample, after [0-9]+ of 100000000 bytes;"));
   EXPECT_EQ(nlohmann::json::parse(files_.Read("s.json"))["stopped"]["during"], "sample");
@@ -489,9 +466,9 @@ TEST_F(ProgramTest, OnATerminalLogLinesDoNotMixWithTheProgressLine) {
   constexpr size_t kColumns = 40;
   const std::string config = files_.Write("config.json", R"({"train_micro_batch_size_per_gpu": 1,
       "optimizer": {"type": "SGD", "params": {"lr": 1e30}}, "gradient_clipping": 0})");
-  Program program(Tiny({"--data", data_, "--config", config, "--steps", "5", "--sample", "0"}),
+  Program program(OnData({"--config", config, "--steps", "5", "--sample", "0"}),
                   {.columns = kColumns, .environment = {{"TERM", "vt220"}}, .before = {}});
-  EXPECT_EQ(program.Finish(), 0) << program.printed();
+  program.ExitsWith(0);
   const std::string& printed = program.printed();
   const size_t warning = printed.find("ebb warning");
   ASSERT_NE(warning, std::string::npos) << printed;
@@ -514,10 +491,9 @@ TEST_F(ProgramTest, ATerminalThatCannotRewriteALineHasPlainLinesWithTheDate) {
       {"TERM", "xterm"}, {"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "1"}};
   for (const auto& environment :
        {open_mpi, {{"TERM", "dumb"}}, {{"TERM", ""}}, std::map<std::string, std::string>()}) {
-    Program program(Tiny({"--data", data_, "--steps", "3", "--sample", "0", "--ranks", "1"}),
+    Program program(OnData({"--steps", "3", "--sample", "0", "--ranks", "1"}),
                     {.columns = 80, .environment = environment, .before = {}});
-    EXPECT_EQ(program.Finish(), 0) << program.printed();
-    EXPECT_THAT(program.printed(), testing::Not(HasSubstr("\x1b[K")));
+    EXPECT_THAT(program.ExitsWith(0), testing::Not(HasSubstr("\x1b[K")));
     EXPECT_THAT(program.printed(),
                 testing::ContainsRegex("\n[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2}  "
                                        "step 3/3  loss "));
@@ -529,9 +505,8 @@ TEST_F(ProgramTest, ADivergingModelDoesNotHang) {
   // after that.
   const std::string config = files_.Write("config.json", R"({"train_micro_batch_size_per_gpu": 1,
       "optimizer": {"type": "SGD", "params": {"lr": 1e30}}, "gradient_clipping": 0})");
-  Program program(Tiny({"--data", data_, "--config", config, "--steps", "5", "--sample", "3"}));
-  EXPECT_EQ(program.Finish(), 0) << program.printed();
-  EXPECT_THAT(program.printed(), HasSubstr("not a number"));
+  EXPECT_THAT(Program(OnData({"--config", config, "--steps", "5", "--sample", "3"})).ExitsWith(0),
+              HasSubstr("not a number"));
 }
 
 }  // namespace

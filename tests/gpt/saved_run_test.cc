@@ -38,8 +38,7 @@ class SavedRunTest : public testing::Test {
     return nlohmann::json::parse(files_.Read("s.json"))["parameter_digest"].get<std::string>();
   }
   std::string UnbrokenDigest() const {
-    Program program(Command({}));
-    EXPECT_EQ(program.Finish(), 0) << program.printed();
+    Program(Command({})).ExitsWith(0);
     return Digest();
   }
 
@@ -61,16 +60,13 @@ TEST_F(SavedRunTest, ASignalSavesAndTheSameCommandGoesOn) {
     Program first(command("100000000"));
     ASSERT_TRUE(first.WaitFor("step 1/")) << first.printed();
     first.Signal(signal);
-    EXPECT_EQ(first.Finish(), 75) << first.printed();
-    EXPECT_THAT(first.printed(), HasSubstr("saved " + saves_ + "/step-"));
+    EXPECT_THAT(first.ExitsWith(75), HasSubstr("saved " + saves_ + "/step-"));
     const int64_t stopped = nlohmann::json::parse(files_.Read("s.json"))["steps"].get<int64_t>();
     const std::string steps = std::to_string(stopped + 5);
-    Program second(command(steps));
-    EXPECT_EQ(second.Finish(), 0) << second.printed();
-    EXPECT_THAT(second.printed(), HasSubstr("after step " + std::to_string(stopped)));
+    EXPECT_THAT(Program(command(steps)).ExitsWith(0),
+                HasSubstr("after step " + std::to_string(stopped)));
     const std::string resumed = Digest();
-    Program unbroken(Command({"--config", constant_rate_}, steps));
-    EXPECT_EQ(unbroken.Finish(), 0) << unbroken.printed();
+    Program(Command({"--config", constant_rate_}, steps)).ExitsWith(0);
     EXPECT_EQ(Digest(), resumed);
   }
 }
@@ -93,9 +89,8 @@ TEST_F(SavedRunTest, SignalsAfterTheFirstOneStopNoSave) {
     EXPECT_THAT(first.printed(),
                 AllOf(HasSubstr("gpt: stopped by SIG"), HasSubstr("--resume latest goes on")));
     const int64_t stopped = nlohmann::json::parse(files_.Read("s.json"))["steps"].get<int64_t>();
-    Program second(command(std::to_string(stopped + 1)));
-    EXPECT_EQ(second.Finish(), 0) << second.printed();
-    EXPECT_THAT(second.printed(), HasSubstr("after step " + std::to_string(stopped)));
+    EXPECT_THAT(Program(command(std::to_string(stopped + 1))).ExitsWith(0),
+                HasSubstr("after step " + std::to_string(stopped)));
   }
 }
 
@@ -126,15 +121,13 @@ TEST_F(SavedRunTest, TheLossesOverStopsKillsAndResumesAreThoseOfOneRun) {
     ended = std::count(csv.begin(), csv.end(), '\n') - 1;
   }
   const std::string steps = std::to_string(ended + 5);
-  Program last(command("broken", "broken.csv", steps));
-  EXPECT_EQ(last.Finish(), 0) << last.printed();
+  Program(command("broken", "broken.csv", steps)).ExitsWith(0);
   Program unbroken(command("unbroken", "unbroken.csv", steps));
-  EXPECT_EQ(unbroken.Finish(), 0) << unbroken.printed();
+  unbroken.ExitsWith(0);
   EXPECT_EQ(WithoutLastColumn(files_.Read("broken.csv")),
             WithoutLastColumn(files_.Read("unbroken.csv")));
   // Without --resume it is another run.
-  Program fresh(Command({"--losses", files_.Path("broken.csv")}, "2"));
-  EXPECT_EQ(fresh.Finish(), 0) << fresh.printed();
+  Program(Command({"--losses", files_.Path("broken.csv")}, "2")).ExitsWith(0);
   EXPECT_THAT(files_.Read("broken.csv"), testing::ContainsRegex("second\n1,[^\n]*\n2,[^\n]*\n$"));
 }
 
@@ -147,8 +140,7 @@ TEST_F(SavedRunTest, ARunThatCannotWriteItsLossesIsSavedAndNamesTheFile) {
   reader.open(pipe);
   for (std::string line; line.rfind("3,", 0) != 0;) ASSERT_TRUE(std::getline(reader, line));
   reader.close();
-  EXPECT_EQ(program.Finish(), 1) << program.printed();
-  EXPECT_THAT(program.printed(),
+  EXPECT_THAT(program.ExitsWith(1),
               AllOf(HasSubstr("saved " + saves_),
                     HasSubstr("gpt: --losses " + pipe + ": writing failed: Broken pipe")));
   EXPECT_GE(nlohmann::json::parse(files_.Read("s.json"))["steps"], 3);
@@ -159,10 +151,8 @@ TEST_F(SavedRunTest, WithoutASaveARunWhoseLossesDoNotFitTrainsAndExportsAndExits
   const std::string csv = files_.Path("l.csv");
   Program program(Tiny({"--data", data_, "--steps", "3000", "--sample", "0", "--ranks", "1",
                         "--losses", csv, "--export", files_.Path("exported")}),
-                  {.columns = 0,
-                   .environment = {},
-                   .before = {"bash", "-c", "ulimit -f 100; exec \"$0\" \"$@\""}});
-  EXPECT_EQ(program.Finish(), 1) << program.printed();
+                  InShell("ulimit -f 100"));
+  program.ExitsWith(1);
   const std::string failed = "--losses " + csv + ": writing failed: File too large";
   const size_t warned = program.printed().find(failed + "; the run goes on");
   ASSERT_NE(warned, std::string::npos) << program.printed();
@@ -183,21 +173,18 @@ TEST_F(SavedRunTest, AKilledRunGoesOnFromItsLastSave) {
     killed.Signal(SIGKILL);
     killed.Finish();
   }
-  Program last(command);
-  EXPECT_EQ(last.Finish(), 0) << last.printed();
+  Program(command).ExitsWith(0);
   EXPECT_EQ(Digest(), expected);
   // The lock, the pointer and one checkpoint.
   EXPECT_EQ(std::distance(fs::directory_iterator(saves_), fs::directory_iterator()), 3);
 }
 
 TEST_F(SavedRunTest, ACheckpointIsResumedByItsOwnName) {
-  Program saver(Command({"--save", saves_, "--save-every", "10", "--keep", "0"}));
-  ASSERT_EQ(saver.Finish(), 0) << saver.printed();
+  Program(Command({"--save", saves_, "--save-every", "10", "--keep", "0"})).ExitsWith(0);
   const std::string expected = Digest();
   for (const char* step : {"10", "20", "30", "40"}) {
     Program program(Command({"--resume", saves_ + "/step-0000000" + step}));
-    EXPECT_EQ(program.Finish(), 0) << program.printed();
-    EXPECT_THAT(program.printed(), HasSubstr(std::string("after step ") + step));
+    EXPECT_THAT(program.ExitsWith(0), HasSubstr(std::string("after step ") + step));
     EXPECT_EQ(program.printed().find("a larger --steps goes on") != std::string::npos,
               step == std::string("40"));
     EXPECT_EQ(Digest(), expected);
@@ -210,14 +197,12 @@ TEST_F(SavedRunTest, AnotherLauncherStageAndTierResumesBitForBit) {
     std::string launcher;
     std::vector<std::string> options;
   };
-  const std::string disk = files_.Path("disk");
-  fs::create_directories(disk);
+  const std::string disk = files_.Folder("disk");
   std::vector<Way> ways = {
       {"threads", {"--stage", "3", "--offload-param", "nvme", "--offload-optimizer", "nvme"}},
       {"torchrun", {"--stage", "2", "--offload-optimizer", "cpu"}},
       {"srun", {"--stage", "3", "--offload-optimizer", "nvme"}}};
-  if (std::system("mpirun --version > /dev/null 2>&1") == 0)
-    ways.push_back({"mpirun", {"--stage", "1"}});
+  if (HasMpirun()) ways.push_back({"mpirun", {"--stage", "1"}});
   const auto digest = [&](const Way& way, const std::vector<std::string>& more) {
     std::vector<std::string> options = {
         "--data",      data_,     "--steps", "6",         "--sample",
@@ -230,30 +215,13 @@ TEST_F(SavedRunTest, AnotherLauncherStageAndTierResumesBitForBit) {
     const bool one_command = way.launcher == "threads" || way.launcher == "mpirun";
     for (int rank = 0; rank < (one_command ? 1 : 2); ++rank) {
       Program::Options start;
-      const std::string number = std::to_string(rank);
-      if (way.launcher == "mpirun") {
-        start.before = {"mpirun", "--oversubscribe", "-n", "2"};
-        start.environment = {{"OMPI_ALLOW_RUN_AS_ROOT", "1"},
-                             {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"}};
-      }
+      if (way.launcher == "mpirun") start = Mpirun(2);
       if (way.launcher == "torchrun")
-        start.environment = {{"RANK", number},
-                             {"WORLD_SIZE", "2"},
-                             {"LOCAL_RANK", number},
-                             {"MASTER_ADDR", "127.0.0.1"},
-                             {"MASTER_PORT", std::to_string(20000 + getpid() % 10000)}};
-      if (way.launcher == "srun")
-        start.environment = {{"SLURM_PROCID", number},
-                             {"SLURM_NTASKS", "2"},
-                             {"SLURM_STEP_NUM_TASKS", "2"},
-                             {"SLURM_LOCALID", number},
-                             {"SLURM_JOB_ID", std::to_string(getpid())},
-                             {"SLURM_STEP_ID", "0"},
-                             {"SLURM_NNODES", "1"},
-                             {"SLURM_STEP_NODELIST", "localhost"}};
+        start.environment = Torchrun(rank, 2, std::to_string(20000 + getpid() % 10000));
+      if (way.launcher == "srun") start.environment = Srun(rank, 2);
       ranks.push_back(std::make_unique<Program>(Tiny(options), start));
     }
-    for (const auto& rank : ranks) EXPECT_EQ(rank->Finish(), 0) << rank->printed();
+    for (const auto& rank : ranks) rank->ExitsWith(0);
     return Digest();
   };
   const std::string expected = digest(ways[0], {});
@@ -272,17 +240,13 @@ TEST_F(SavedRunTest, AnotherLauncherStageAndTierResumesBitForBit) {
 
 TEST_F(SavedRunTest, ARunThatReachesAnotherRunsCheckpointIsRefusedBeforeItTrains) {
   const std::string others = files_.Path("others");
-  Program saver(Command({"--save", saves_}, "2"));
-  ASSERT_EQ(saver.Finish(), 0) << saver.printed();
-  Program other(Command({"--save", others}, "4"));
-  ASSERT_EQ(other.Finish(), 0) << other.printed();
+  Program(Command({"--save", saves_}, "2")).ExitsWith(0);
+  Program(Command({"--save", others}, "4")).ExitsWith(0);
   Program refused(Command({"--resume", saves_, "--save", others}, "6"));
-  EXPECT_EQ(refused.Finish(), 2) << refused.printed();
-  EXPECT_THAT(refused.printed(), HasSubstr("step-000000004' is of another run"));
+  EXPECT_THAT(refused.ExitsWith(2), HasSubstr("step-000000004' is of another run"));
   EXPECT_THAT(refused.printed(), testing::Not(HasSubstr("step 3/")));
   // The run ends before that step.
-  Program shorter(Command({"--resume", saves_, "--save", others}, "3"));
-  EXPECT_EQ(shorter.Finish(), 0) << shorter.printed();
+  Program(Command({"--resume", saves_, "--save", others}, "3")).ExitsWith(0);
 }
 
 // Otherwise each might replace and remove the other's checkpoints.
@@ -292,37 +256,33 @@ TEST_F(SavedRunTest, ASecondRunInAFolderIsRefusedBeforeItTrains) {
   Program first(command);
   ASSERT_TRUE(first.WaitFor("saved")) << first.printed();
   Program second(command);
-  EXPECT_EQ(second.Finish(), 2) << second.printed();
-  EXPECT_THAT(second.printed(),
+  EXPECT_THAT(second.ExitsWith(2),
               AllOf(HasSubstr("--save " + saves_), HasSubstr("another run saves to"),
                     HasSubstr("on host"), HasSubstr("give each run a folder of its own")));
   EXPECT_THAT(second.printed(), testing::Not(HasSubstr("step 3/")));
   first.Signal(SIGTERM);
-  EXPECT_EQ(first.Finish(), 75) << first.printed();
+  first.ExitsWith(75);
 }
 
 TEST_F(SavedRunTest, AFileBeyondTheLimitOfItsSizeIsAnErrorWithARemedy) {
-  Program::Options start;
-  start.before = {"bash", "-c", "ulimit -f 16; exec \"$0\" \"$@\""};
-  Program program(Command({"--save", saves_}, "2"), start);
-  EXPECT_EQ(program.Finish(), 1) << program.printed();
-  EXPECT_THAT(program.printed(), AllOf(HasSubstr("rank-0000"), HasSubstr("ulimit -f")));
+  EXPECT_THAT(Program(Command({"--save", saves_}, "2"), InShell("ulimit -f 16")).ExitsWith(1),
+              AllOf(HasSubstr("rank-0000"), HasSubstr("ulimit -f")));
 }
 
 TEST_F(SavedRunTest, SavesTakeTheirMemoryFromTheHosts) {
-  Program program(Command({"--save", saves_, "--host-memory", "40MiB"}, "2"));
-  EXPECT_EQ(program.Finish(), 2) << program.printed();
-  EXPECT_THAT(program.printed(), HasSubstr("saves and loads take 48 MiB of it"));
-  Program more(
-      Command({"--save", saves_, "--host-memory", "80MiB", "--offload-optimizer", "cpu"}, "2"));
-  EXPECT_EQ(more.Finish(), 0) << more.printed();
-  EXPECT_THAT(more.printed(), HasSubstr("saves and loads take 48 MiB of --host-memory"));
+  EXPECT_THAT(Program(Command({"--save", saves_, "--host-memory", "40MiB"}, "2")).ExitsWith(2),
+              HasSubstr("saves and loads take 48 MiB of it"));
+  EXPECT_THAT(
+      Program(
+          Command({"--save", saves_, "--host-memory", "80MiB", "--offload-optimizer", "cpu"}, "2"))
+          .ExitsWith(0),
+      HasSubstr("saves and loads take 48 MiB of --host-memory"));
 }
 
 TEST_F(SavedRunTest, AnImpossibleResumeIsRefused) {
   const auto refused = [&](std::vector<std::string> more) {
     Program program(Command(std::move(more)));
-    EXPECT_EQ(program.Finish(), 2) << program.printed();
+    program.ExitsWith(2);
     return program.printed();
   };
   EXPECT_THAT(refused({"--resume", "latest"}), HasSubstr("requires --save"));
@@ -330,8 +290,7 @@ TEST_F(SavedRunTest, AnImpossibleResumeIsRefused) {
   EXPECT_THAT(refused({"--resume", files_.Path("nothing")}),
               AllOf(HasSubstr("there is no folder '" + files_.Path("nothing") + "'"),
                     HasSubstr("leave --resume out")));
-  Program saver(Command({"--save", saves_}, "2"));
-  ASSERT_EQ(saver.Finish(), 0) << saver.printed();
+  Program(Command({"--save", saves_}, "2")).ExitsWith(0);
   EXPECT_THAT(refused({"--save", saves_}), HasSubstr("of another run"));
   EXPECT_THAT(refused({"--resume", saves_, "--layers", "3"}),
               AllOf(HasSubstr("it lacks the parameter"), HasSubstr("--init-from"),
@@ -341,19 +300,16 @@ TEST_F(SavedRunTest, AnImpossibleResumeIsRefused) {
 // Another number of heads changes no shape of a tensor.
 TEST_F(SavedRunTest, AModelWithOtherHeadsIsRefused) {
   const std::string exported = files_.Path("exported");
-  Program first(Command({"--export", exported, "--save", saves_}, "1"));
-  ASSERT_EQ(first.Finish(), 0) << first.printed();
-  Program same(Command({"--init-from", exported}, "1"));
-  EXPECT_EQ(same.Finish(), 0) << same.printed();
+  Program(Command({"--export", exported, "--save", saves_}, "1")).ExitsWith(0);
+  Program(Command({"--init-from", exported}, "1")).ExitsWith(0);
   const std::vector<std::string> reads[] = {{"--init-from", exported},
                                             {"--init-from", exported + "/model.safetensors"},
                                             {"--init-from", saves_},
                                             {"--resume", saves_}};
   for (std::vector<std::string> options : reads) {
     options.insert(options.end(), {"--heads", "2"});
-    Program other(Command(options, "1"));
-    EXPECT_EQ(other.Finish(), 2) << other.printed();
-    EXPECT_THAT(other.printed(), HasSubstr("has \"n_head\": 1, but the model has 2"));
+    EXPECT_THAT(Program(Command(options, "1")).ExitsWith(2),
+                HasSubstr("has \"n_head\": 1, but the model has 2"));
   }
 }
 

@@ -31,6 +31,10 @@ class ScratchFiles {
     std::ifstream file(Path(name), std::ios::binary);
     return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
   }
+  std::string Folder(std::string_view name) const {
+    std::filesystem::create_directories(Path(name));
+    return Path(name);
+  }
   size_t Count() const {
     return static_cast<size_t>(std::distance(std::filesystem::directory_iterator(folder_),
                                              std::filesystem::directory_iterator()));
