@@ -157,29 +157,25 @@ std::string Json(const Question& question, const std::vector<MeasuredRun>& runs,
   return json.dump(2) + "\n";
 }
 
-// The measured memory of a run, for pictures. `as_one`: adds device and RAM, which are one memory
-// on a CPU.
-planner::Answer AnswerOf(const MeasuredRun& run, bool as_one) {
-  planner::Answer answer{.choice = run.choice, .config = {}};
+// The measured memory of a run. `as_one`: adds device and RAM, which are one memory on a CPU.
+planner::MemoryBar BarOf(const MeasuredRun& run, bool as_one, std::string label) {
+  planner::MemoryBar bar{.label = std::move(label)};
   for (MemoryRow row : run.rows) {
     row.predicted_bytes = row.peak_bytes;
     if (as_one && row.tier == Tier::kCpu) row.tier = Tier::kDevice;
-    answer.memory.push_back(row);
-    answer.held[static_cast<int>(row.tier)] += static_cast<int64_t>(row.peak_bytes);
+    bar.memory.push_back(row);
+    bar.held[static_cast<int>(row.tier)] += static_cast<int64_t>(row.peak_bytes);
   }
-  return answer;
+  return bar;
 }
 
 // The picture that ebb-plan draws, with measured bytes.
 std::string Svg(const Question& question, const std::vector<MeasuredRun>& runs) {
-  std::vector<planner::Answer> answers;
   std::vector<planner::MemoryBar> bars;
-  for (const MeasuredRun& run : runs) answers.push_back(AnswerOf(run, /*as_one=*/false));
-  for (size_t i = 0; i < runs.size(); ++i)
-    bars.push_back(
-        {.label = absl::StrCat(runs[i].world, runs[i].world == 1 ? " rank, " : " ranks, ",
-                               planner::WordsOf(runs[i].choice)),
-         .answer = &answers[i]});
+  for (const MeasuredRun& run : runs)
+    bars.push_back(BarOf(run, /*as_one=*/false,
+                         absl::StrCat(run.world, run.world == 1 ? " rank, " : " ranks, ",
+                                      planner::WordsOf(run.choice))));
   return planner::BarsAsSvg(
       absl::StrFormat("%s, %.1f M parameters: measured on this machine's CPU, of a rank",
                       question.model.name, static_cast<double>(question.model.parameters()) / 1e6),
@@ -188,17 +184,17 @@ std::string Svg(const Question& question, const std::vector<MeasuredRun>& runs) 
 
 std::string SvgOfPairs(const Question& question, const std::vector<Pair>& pairs) {
   const int world = pairs.back().world;
-  std::vector<planner::Answer> answers;
-  answers.reserve(pairs.size());
   std::vector<planner::MemoryBar> bars;
   for (const Pair& pair : pairs) {
     if (pair.world != world) continue;
     if (pair.theirs)
-      bars.push_back({.label = pair.peer->name, .answer = nullptr, .unclassed = *pair.theirs});
-    if (pair.ours.rows.empty()) continue;
-    answers.push_back(AnswerOf(pair.ours, /*as_one=*/true));
-    bars.push_back(
-        {.label = "Ebb, " + planner::WordsOf(pair.ours.choice), .answer = &answers.back()});
+      bars.push_back({.label = pair.peer->name,
+                      .held = {*pair.theirs},
+                      .memory = {{.state = StateClass::kDriver,
+                                  .predicted_bytes = static_cast<uint64_t>(*pair.theirs)}}});
+    if (!pair.ours.rows.empty())
+      bars.push_back(
+          BarOf(pair.ours, /*as_one=*/true, "Ebb, " + planner::WordsOf(pair.ours.choice)));
   }
   return planner::BarsAsSvg(
       absl::StrFormat("%s, %.1f M parameters, %d ranks on a CPU, measured: states and buffers, "

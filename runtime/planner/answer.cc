@@ -22,59 +22,39 @@ using sharding::Fragment;
 using sharding::PlannedScope;
 using sharding::Resource;
 
-constexpr auto kWorkspace = static_cast<size_t>(StateClass::kWorkspace);
-
-// The workspace at a moment: the kept tensors of every block that is between its forward and its
-// backward.
-class KeptBlocks {
- public:
-  KeptBlocks(const Activations& activations, const Pass& pass, int blocks)
-      : scratch_(activations.scratch + activations.batch),
-        of_block_(blocks == 0 ? 0 : activations.kept / (pass.recompute ? 1 : blocks)),
-        recompute_(pass.recompute),
-        kept_(activations.kept) {}
-  int64_t At(const PlannedScope& scope, bool is_block) {
-    if (is_block && !recompute_) kept_now_ += scope.backward ? 0 : of_block_;
-    const int64_t now = std::min(kept_, recompute_ ? (is_block ? of_block_ : 0) : kept_now_);
-    if (is_block && !recompute_ && scope.backward) kept_now_ -= of_block_;
-    return scratch_ + now;
-  }
-
- private:
-  const int64_t scratch_, of_block_;
-  const bool recompute_;
-  const int64_t kept_;
-  int64_t kept_now_ = 0;
-};
-
 bool IsBlock(const ModelVisit* visit) {
   return visit != nullptr && visit->is_block;
 }
 
+// The workspace has the kept tensors of every block that is between its forward and its backward.
 Peak PeakOf(const sharding::Plan& plan, const Fragment& fragment,
             std::span<const ModelVisit* const> visits, const Pass& pass,
             const Activations& activations) {
-  const auto blocks = static_cast<int>(std::count_if(visits.begin(), visits.end(), IsBlock));
-  KeptBlocks kept(activations, pass, blocks);
+  const auto blocks = std::count_if(visits.begin(), visits.end(), IsBlock);
+  const int64_t least = activations.scratch + activations.batch,
+                of_block =
+                    blocks == 0 || pass.recompute ? activations.kept : activations.kept / blocks;
   const std::vector<sharding::ClassBytes> alive = sharding::AliveBytes(fragment, Tier::kDevice);
   Peak peak{.moment = "the begin of a step"};
-  int64_t workspace = activations.scratch + activations.batch;
+  int64_t workspace = least, kept = 0;
   std::string moment = peak.moment;
   for (size_t i = 0; i < alive.size(); ++i) {
     const sharding::Instruction& instruction = fragment.instructions[i];
     if (instruction.code == sharding::Code::kKernels && instruction.scope >= 0 &&
         !instruction.goes_on) {
       const PlannedScope& scope = plan.scopes[instruction.scope];
-      workspace = kept.At(scope, IsBlock(visits[scope.visit]));
+      const bool is_block = IsBlock(visits[scope.visit]);
+      if (is_block && (pass.recompute || !scope.backward)) kept += of_block;
+      workspace = least + std::min(kept, activations.kept);
+      if (is_block && (pass.recompute || scope.backward)) kept -= of_block;
       moment = absl::StrCat(scope.backward ? "backward" : "forward", " of ",
                             plan.unit_names[scope.unit]);
     }
     int64_t bytes = workspace;
     for (const int64_t of_class : alive[i]) bytes += of_class;
     if (bytes <= peak.bytes) continue;
-    peak = {.moment = moment, .bytes = bytes, .classes = {}};
-    std::copy(alive[i].begin(), alive[i].end(), peak.classes.begin());
-    peak.classes[kWorkspace] = workspace;
+    peak = {.moment = moment, .bytes = bytes, .classes = alive[i]};
+    peak.classes[static_cast<int>(StateClass::kWorkspace)] = workspace;
   }
   return peak;
 }

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "ebb/runtime/planner/answer_table.h"
 #include "ebb/runtime/planner/peers.h"
@@ -100,35 +101,14 @@ Json JsonOf(std::span<const PeerEstimate> peers) {
   return json;
 }
 
-constexpr const char* kColours[kStateClasses] = {"#4e79a7", "#a0cbe8", "#e15759",
-                                                 "#59a14f", "#f28e2b", "#edc948",
-                                                 "#bab0ac", "#9c755f", "#b07aa1"};
-
-constexpr char kUnclassed[] = "#4d4d4d";
+// By class; that of kDriver last.
+constexpr const char* kColours[kStateClasses + 1] = {"#4e79a7", "#a0cbe8", "#e15759", "#59a14f",
+                                                     "#f28e2b", "#edc948", "#bab0ac", "#9c755f",
+                                                     "#b07aa1", "#4d4d4d"};
 
 std::string Escaped(std::string_view text) {
-  std::string escaped;
-  for (const char c : text) {
-    switch (c) {
-      case '&':
-        escaped += "&amp;";
-        break;
-      case '<':
-        escaped += "&lt;";
-        break;
-      case '>':
-        escaped += "&gt;";
-        break;
-      default:
-        escaped += c;
-    }
-  }
-  return escaped;
-}
-
-int64_t HeldBy(const MemoryBar& bar, size_t tier) {
-  if (bar.answer != nullptr) return bar.answer->held[tier];
-  return tier == static_cast<size_t>(Tier::kDevice) ? bar.unclassed : 0;
+  return absl::StrReplaceAll({text.data(), text.size()},
+                             {{"&", "&amp;"}, {"<", "&lt;"}, {">", "&gt;"}});
 }
 
 }  // namespace
@@ -202,8 +182,8 @@ std::string BarsAsSvg(std::string_view title, std::string_view device,
   for (size_t tier = 0; tier < kTiers; ++tier) {
     double most = 0, room = 0;
     for (const MemoryBar& bar : bars) {
-      most = std::max(most, static_cast<double>(HeldBy(bar, tier)));
-      if (bar.answer != nullptr) room = static_cast<double>(bar.answer->room[tier]);
+      most = std::max(most, static_cast<double>(bar.held[tier]));
+      room = std::max(room, static_cast<double>(bar.room[tier]));
     }
     if (most == 0) continue;
     const double scale = kWide / std::max(most, std::min(room, 2 * most));
@@ -216,24 +196,20 @@ std::string BarsAsSvg(std::string_view title, std::string_view device,
     y += kRow;
     const int first = y;
     for (const MemoryBar& bar : bars) {
-      if (HeldBy(bar, tier) == 0) continue;
+      if (bar.held[tier] == 0) continue;
       absl::StrAppendFormat(&rows, "<text x=\"20\" y=\"%d\">%s</text>\n", y + 15,
                             Escaped(bar.label));
       double x = kLeft;
-      const auto stack = [&](double bytes, const char* colour) {
+      for (const MemoryRow& row : bar.memory) {
+        if (static_cast<size_t>(row.tier) != tier) continue;
+        const double width = scale * static_cast<double>(row.predicted_bytes);
         absl::StrAppendFormat(
             &rows, "<rect x=\"%.1f\" y=\"%d\" width=\"%.1f\" height=\"%d\" fill=\"%s\"/>\n", x,
-            y + 2, scale * bytes, kRow - 4, colour);
-        x += scale * bytes;
-      };
-      if (bar.answer == nullptr) stack(static_cast<double>(bar.unclassed), kUnclassed);
-      for (const MemoryRow& row :
-           bar.answer == nullptr ? std::vector<MemoryRow>() : bar.answer->memory) {
-        if (static_cast<size_t>(row.tier) == tier)
-          stack(static_cast<double>(row.predicted_bytes), kColours[static_cast<int>(row.state)]);
+            y + 2, width, kRow - 4, kColours[static_cast<int>(row.state)]);
+        x += width;
       }
       absl::StrAppendFormat(&rows, "<text x=\"%.1f\" y=\"%d\">%s</text>\n", x + 4, y + 15,
-                            SizeText(HeldBy(bar, tier)));
+                            SizeText(bar.held[tier]));
       y += kRow;
     }
     if (const double x = kLeft + scale * room; has_line)
@@ -261,7 +237,7 @@ std::string BarsAsSvg(std::string_view title, std::string_view device,
 std::string AnswersAsSvg(const Question& question, std::span<const Answer* const> answers) {
   std::vector<MemoryBar> bars;
   for (const Answer* answer : answers)
-    bars.push_back({.label = WordsOf(*answer), .answer = answer});
+    bars.push_back({WordsOf(*answer), answer->held, answer->room, answer->memory});
   return BarsAsSvg(TitleOf(question), question.machine.is_cpu ? "CPU" : "GPU", bars);
 }
 

@@ -4,6 +4,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "ebb/runtime/planner/answer.h"
 #include "ebb/runtime/planner/search.h"
@@ -24,8 +25,8 @@ std::string OffersAsJson(const Question& question, std::span<const Offer> offers
 
 struct MemoryBar {
   std::string label;
-  const Answer* answer = nullptr;  // its memory by class, its total, and its room (0: not known)
-  int64_t unclassed = 0;           // without an answer: bytes on the device, of no known class
+  TierBytes held = {}, room = {};      // room 0: not known
+  std::vector<MemoryRow> memory = {};  // kDriver: bytes of no known class
 };
 // One stacked bar of a rank's memory for each of `bars`, a row for each tier, and a dashed line at
 // the tier's room if the row is long enough. A title may have several lines.

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -22,9 +23,7 @@
 #include "ebb/runtime/device/device.h"
 #include "ebb/runtime/device/stream.h"
 #include "ebb/runtime/kernels/reduce.h"
-#include "ebb/runtime/planner/cpu/product_rate.h"
-#include "ebb/runtime/planner/cuda/product_rate.h"
-#include "ebb/runtime/planner/median_seconds.h"
+#include "ebb/runtime/planner/measure.h"
 
 namespace ebb::planner {
 namespace {
@@ -34,57 +33,53 @@ constexpr double kGiga = 1e9;
 // The arrays below are larger than the caches, in memory like an engine's pools. None lies a
 // multiple of 128 MiB from another: that would halve the rates, and an engine's arrays do not.
 //
-// Bytes read and written a second by copies.
+// Bytes a second of work that reads and writes `moved` bytes, in memory of so many bytes.
+absl::StatusOr<double> RateOf(int threads, int64_t bytes, double moved,
+                              const std::function<void(Stream&, std::byte*)>& work) {
+  const Device device = Device::Cpu(threads);
+  EBB_ASSIGN_OR_RETURN(const Buffer memory, device.Allocate(bytes, "measuring RAM"));
+  std::memset(memory.data(), 0, static_cast<size_t>(bytes));
+  Stream stream = device.CallerStream();
+  return moved / MedianSeconds([&] { work(stream, memory.data()); });
+}
+
 absl::StatusOr<double> CopyRate(int threads) {
   constexpr int64_t kBytes = 250'000'000;
-  const Device device = Device::Cpu(threads);
-  EBB_ASSIGN_OR_RETURN(const Buffer from, device.Allocate(kBytes, "measuring copies"));
-  EBB_ASSIGN_OR_RETURN(const Buffer to, device.Allocate(kBytes, "measuring copies"));
-  std::memset(from.data(), 'a', kBytes);
-  Stream stream = device.CallerStream();
-  return 2.0 * kBytes / MedianSeconds([&] { stream.Copy(to.data(), from.data(), kBytes); });
+  return RateOf(threads, 2 * kBytes, 2 * kBytes, [](Stream& stream, std::byte* memory) {
+    stream.Copy(memory + kBytes, memory, kBytes);
+  });
 }
 
-// Bytes read and written a second by the sum of two ranks' gradients.
+// Sums of two ranks' gradients.
 absl::StatusOr<double> SumRate(int threads) {
-  constexpr int64_t kElements = 33'000'000;
-  const Device device = Device::Cpu(threads);
-  EBB_ASSIGN_OR_RETURN(const Buffer memory, device.Allocate(3 * 2 * kElements, "measuring sums"));
-  std::memset(memory.data(), 0, static_cast<size_t>(memory.bytes()));
-  const void* const inputs[] = {memory.data(), memory.data() + 2 * kElements};
-  Stream stream = device.CallerStream();
-  return 3 * 2 * kElements / MedianSeconds([&] {
-           Reduce(stream.team(), {.dtype = DType::kBFloat16}, inputs,
-                  memory.data() + 2 * 2 * kElements, kElements);
-         });
+  constexpr int64_t kElements = 33'000'000, kBytes = 2 * kElements;
+  return RateOf(threads, 3 * kBytes, 3 * kBytes, [](Stream& stream, std::byte* memory) {
+    const void* const inputs[] = {memory, memory + kBytes};
+    Reduce(stream.team(), {.dtype = DType::kBFloat16}, inputs, memory + 2 * kBytes, kElements);
+  });
 }
 
-// Bytes read and written a second by AdamW's updates, of pieces as large as parameters.
+// Updates of AdamW, of pieces as large as parameters.
 absl::StatusOr<double> UpdateRate(int threads) {
   constexpr int64_t kPiece = 1'000'000, kElements = 33 * kPiece,
                     kStored = 3 * sizeof(float) + 2 + 2,
                     kMoved = 3 * 2 * sizeof(float) + 2 + 2;  // bytes of an element
-  const Device device = Device::Cpu(threads);
-  EBB_ASSIGN_OR_RETURN(const Buffer memory,
-                       device.Allocate(kElements * kStored, "measuring updates"));
-  std::memset(memory.data(), 0, static_cast<size_t>(memory.bytes()));
-  auto* const floats = reinterpret_cast<float*>(memory.data());
-  std::byte* const halves = memory.data() + kElements * 3 * int64_t{sizeof(float)};
-  Stream stream = device.CallerStream();
-  const auto update = [&](int64_t begin) {
-    optim::UpdateArrays piece{.master = floats + begin,
-                              .gradient = halves + 2 * begin,
-                              .gradient_dtype = DType::kBFloat16,
-                              .parameter = halves + 2 * (kElements + begin),
-                              .parameter_dtype = DType::kBFloat16,
-                              .count = kPiece};
-    piece.states[0] = floats + kElements + begin;
-    piece.states[1] = floats + 2 * kElements + begin;
-    optim::Update(stream.team(), OptimizerConfig(), piece, {.step = 2, .learning_rate = 1e-4});
+  const auto update = [](Stream& stream, std::byte* memory) {
+    auto* const floats = reinterpret_cast<float*>(memory);
+    std::byte* const halves = memory + kElements * 3 * int64_t{sizeof(float)};
+    for (int64_t begin = 0; begin < kElements; begin += kPiece) {
+      optim::UpdateArrays piece{.master = floats + begin,
+                                .gradient = halves + 2 * begin,
+                                .gradient_dtype = DType::kBFloat16,
+                                .parameter = halves + 2 * (kElements + begin),
+                                .parameter_dtype = DType::kBFloat16,
+                                .count = kPiece};
+      piece.states[0] = floats + kElements + begin;
+      piece.states[1] = floats + 2 * kElements + begin;
+      optim::Update(stream.team(), OptimizerConfig(), piece, {.step = 2, .learning_rate = 1e-4});
+    }
   };
-  return kElements * kMoved / MedianSeconds([&] {
-           for (int64_t begin = 0; begin < kElements; begin += kPiece) update(begin);
-         });
+  return RateOf(threads, kElements * kStored, kElements * kMoved, update);
 }
 
 // A file of shards as an engine has it by default, and its bytes a second. Two whole windows are

@@ -21,39 +21,40 @@ using config::Json;
 using sharding::Resource;
 
 enum class Kind { kNumber, kWhole, kBytes, kRate };  // a rate of 0: there is none
+enum class Needed { kNo, kAlways, kByGpu, kBySeveralGpus, kByDisk };
 constexpr double kMost = 1e15, kLeastRate = 1e-6, kMostMicroseconds = 1e6, kMostGpus = 1e6;
 struct Key {
   const char* name;
   double Machine::*of;
   Kind kind = Kind::kNumber;
   double least = 0;
-  bool required = false;
+  Needed needed = Needed::kNo;
   double most = kMost;
 };
 constexpr Key kKeys[] = {
-    {"gpus", &Machine::gpus, Kind::kWhole, 1, true, kMostGpus},
-    {"gpu_memory", &Machine::gpu_memory, Kind::kBytes},
+    {"gpus", &Machine::gpus, Kind::kWhole, 1, Needed::kAlways, kMostGpus},
+    {"gpu_memory", &Machine::gpu_memory, Kind::kBytes, 0, Needed::kByGpu},
     {"gpu_reserved", &Machine::gpu_reserved, Kind::kBytes},
-    {"gpu_teraflops", &Machine::gpu_teraflops, Kind::kNumber, kLeastRate, true},
-    {"gpu_memory_gb_s", &Machine::gpu_memory_gb_s, Kind::kRate, kLeastRate},
-    {"link_gb_s", &Machine::link_gb_s, Kind::kRate, kLeastRate},
-    {"pcie_gb_s", &Machine::pcie_gb_s, Kind::kRate, kLeastRate},
+    {"gpu_teraflops", &Machine::gpu_teraflops, Kind::kNumber, kLeastRate, Needed::kAlways},
+    {"gpu_memory_gb_s", &Machine::gpu_memory_gb_s, Kind::kRate, kLeastRate, Needed::kByGpu},
+    {"link_gb_s", &Machine::link_gb_s, Kind::kRate, kLeastRate, Needed::kBySeveralGpus},
+    {"pcie_gb_s", &Machine::pcie_gb_s, Kind::kRate, kLeastRate, Needed::kByGpu},
     {"network_gb_s", &Machine::network_gb_s, Kind::kRate, kLeastRate},
-    {"ram", &Machine::ram, Kind::kBytes, 1 << 20, true},
-    {"ram_gb_s", &Machine::ram_gb_s, Kind::kNumber, kLeastRate, true},
-    {"cores", &Machine::cores, Kind::kWhole, 1, true},
+    {"ram", &Machine::ram, Kind::kBytes, 1 << 20, Needed::kAlways},
+    {"ram_gb_s", &Machine::ram_gb_s, Kind::kNumber, kLeastRate, Needed::kAlways},
+    {"cores", &Machine::cores, Kind::kWhole, 1, Needed::kAlways},
     {"core_gb_s", &Machine::core_gb_s, Kind::kNumber, kLeastRate},
     {"sum_gb_s", &Machine::sum_gb_s, Kind::kRate, kLeastRate},
     {"update_gb_s", &Machine::update_gb_s, Kind::kRate, kLeastRate},
     {"disk", &Machine::disk, Kind::kBytes},
-    {"disk_read_gb_s", &Machine::disk_read_gb_s, Kind::kRate, kLeastRate},
-    {"disk_write_gb_s", &Machine::disk_write_gb_s, Kind::kRate, kLeastRate},
+    {"disk_read_gb_s", &Machine::disk_read_gb_s, Kind::kRate, kLeastRate, Needed::kByDisk},
+    {"disk_write_gb_s", &Machine::disk_write_gb_s, Kind::kRate, kLeastRate, Needed::kByDisk},
     {"disk_both_gb_s", &Machine::disk_both_gb_s, Kind::kRate, kLeastRate},
-    {"launch_us", &Machine::launch_us, Kind::kNumber, 0, false, kMostMicroseconds},
-    {"collective_us", &Machine::collective_us, Kind::kNumber, 0, false, kMostMicroseconds},
-    {"collective_rank_us", &Machine::collective_rank_us, Kind::kNumber, 0, false,
+    {"launch_us", &Machine::launch_us, Kind::kNumber, 0, Needed::kNo, kMostMicroseconds},
+    {"collective_us", &Machine::collective_us, Kind::kNumber, 0, Needed::kNo, kMostMicroseconds},
+    {"collective_rank_us", &Machine::collective_rank_us, Kind::kNumber, 0, Needed::kNo,
      kMostMicroseconds},
-    {"disk_us", &Machine::disk_us, Kind::kNumber, 0, false, kMostMicroseconds},
+    {"disk_us", &Machine::disk_us, Kind::kNumber, 0, Needed::kNo, kMostMicroseconds},
 };
 constexpr char kDevice[] = "device";  // "gpu" or "cpu"
 
@@ -125,54 +126,57 @@ std::string KeyWords() {
 }
 
 absl::Status Put(const Key& key, const Json& value, Machine& machine) {
-  double number = 0;
+  const auto refused = [&](absl::string_view why) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("\"", key.name, "\" is ", config::Shown(value), ": ", why));
+  };
   if (key.kind == Kind::kBytes) {
     const auto bytes = config::ToBytes(value);
-    if (!bytes)
-      return absl::InvalidArgumentError(absl::StrCat("\"", key.name, "\" is ", config::Shown(value),
-                                                     ": it must be a size such as \"80GiB\""));
-    number = static_cast<double>(*bytes);
+    if (!bytes) return refused("it must be a size such as \"80GiB\"");
+    machine.*key.of = static_cast<double>(*bytes);
   } else {
-    if (!value.is_number())
-      return absl::InvalidArgumentError(
-          absl::StrCat("\"", key.name, "\" is ", config::Shown(value), ": it must be a number"));
-    number = value.get<double>();
+    if (!value.is_number()) return refused("it must be a number");
+    machine.*key.of = value.get<double>();
   }
+  const double number = machine.*key.of;
   const bool is_none = key.kind == Kind::kRate && number == 0;
   if (!(is_none || (number >= key.least && number <= key.most)) ||
       (key.kind == Kind::kWhole && number != std::floor(number)))
-    return absl::InvalidArgumentError(absl::StrCat("\"", key.name, "\" is ", config::Shown(value),
-                                                   ": allowed are ",
-                                                   key.kind == Kind::kWhole  ? "whole numbers "
-                                                   : key.kind == Kind::kRate ? "0 and "
-                                                                             : "",
-                                                   "from ", key.least, " to ", key.most));
-  machine.*key.of = number;
+    return refused(absl::StrCat("allowed are ",
+                                key.kind == Kind::kWhole  ? "whole numbers "
+                                : key.kind == Kind::kRate ? "0 and "
+                                                          : "",
+                                "from ", key.least, " to ", key.most));
   return absl::OkStatus();
 }
 
-// Keys that only some machines need.
+// The reason for which the machine needs the key; null: it does not.
+const char* WhyNeeded(Needed needed, const Machine& machine) {
+  switch (needed) {
+    case Needed::kNo:
+      return nullptr;
+    case Needed::kAlways:
+      return "";
+    case Needed::kByGpu:
+      return machine.is_cpu ? nullptr : ": the device is a GPU";
+    case Needed::kBySeveralGpus:
+      return machine.is_cpu || machine.gpus == 1
+                 ? nullptr
+                 : ": a host has several GPUs. GPUs without NVLink are connected by PCIe: write "
+                   "half of pcie_gb_s";
+    case Needed::kByDisk:
+      return machine.disk == 0 ? nullptr : ": there is a disk";
+  }
+  return nullptr;
+}
+
 absl::Status CheckTogether(const Machine& machine, const std::set<std::string>& given) {
   for (const Key& key : kKeys) {
-    if (key.required && !given.contains(key.name))
-      return absl::InvalidArgumentError(absl::StrCat("\"", key.name, "\" is missing"));
-  }
-  const auto needs = [](double figure, const char* name, const char* why) {
-    if (figure > 0) return absl::OkStatus();
-    return absl::InvalidArgumentError(absl::StrCat("\"", name, "\" is missing: ", why));
-  };
-  if (!machine.is_cpu) {
-    EBB_RETURN_IF_ERROR(needs(machine.gpu_memory, "gpu_memory", "the device is a GPU"));
-    EBB_RETURN_IF_ERROR(needs(machine.gpu_memory_gb_s, "gpu_memory_gb_s", "the device is a GPU"));
-    EBB_RETURN_IF_ERROR(needs(machine.pcie_gb_s, "pcie_gb_s", "the device is a GPU"));
-    if (machine.gpus > 1)
-      EBB_RETURN_IF_ERROR(needs(machine.link_gb_s, "link_gb_s",
-                                "a host has several GPUs. GPUs without NVLink are connected by "
-                                "PCIe: write half of pcie_gb_s"));
-  }
-  if (machine.disk > 0) {
-    EBB_RETURN_IF_ERROR(needs(machine.disk_read_gb_s, "disk_read_gb_s", "there is a disk"));
-    EBB_RETURN_IF_ERROR(needs(machine.disk_write_gb_s, "disk_write_gb_s", "there is a disk"));
+    const char* const why = WhyNeeded(key.needed, machine);
+    const bool is_there =
+        key.needed == Needed::kAlways ? given.contains(key.name) : machine.*key.of > 0;
+    if (why != nullptr && !is_there)
+      return absl::InvalidArgumentError(absl::StrCat("\"", key.name, "\" is missing", why));
   }
   return absl::OkStatus();
 }

@@ -1,6 +1,6 @@
 #include "ebb/runtime/planner/model_shape.h"
 
-#include <algorithm>
+#include <initializer_list>
 #include <utility>
 #include <vector>
 
@@ -13,113 +13,88 @@
 namespace ebb::planner {
 namespace {
 
-// GPT-2's and GPT-3's shapes; then gated models: Llama 2 and 3, Mistral, Mixtral, Qwen 2.5 and Qwen
-// 3.
-ModelShape Gpt2(std::string name, int64_t layers, int64_t width, int64_t heads,
-                int64_t context = 1024) {
-  return {.name = std::move(name),
-          .layers = layers,
-          .width = width,
-          .heads = heads,
-          .key_value_heads = heads,
-          .head_width = width / heads,
-          .feed_forward = 4 * width,
-          .vocabulary = 50257,
-          .context = context,
-          .gated = false,
-          .tied_head = true};
-}
-struct Heads {
-  int64_t queries = 0, keys = 0;
+// The parts that a model has beside its sizes.
+enum class Family { kGpt2, kGated, kQwen2, kQwen3 };
+struct NamedShape {
+  const char* name;
+  Family family;
+  bool tied_head;
+  int64_t layers, width, heads, key_value_heads, feed_forward, vocabulary, context;
+  int64_t experts = 1, experts_of_token = 1;
 };
-ModelShape Gated(std::string name, int64_t layers, int64_t width, Heads heads, int64_t feed_forward,
-                 int64_t vocabulary, int64_t context) {
-  return {.name = std::move(name),
-          .layers = layers,
-          .width = width,
-          .heads = heads.queries,
-          .key_value_heads = heads.keys,
-          .head_width = width / heads.queries,
-          .feed_forward = feed_forward,
-          .vocabulary = vocabulary,
-          .context = context};
-}
-ModelShape Experts(ModelShape shape, int64_t experts, int64_t of_token) {
-  shape.experts = experts;
-  shape.experts_of_token = of_token;
-  return shape;
-}
-ModelShape Qwen2(std::string name, int64_t layers, int64_t width, Heads heads, int64_t feed_forward,
-                 bool small) {
-  ModelShape shape =
-      Gated(std::move(name), layers, width, heads, feed_forward, small ? 151936 : 152064, 32768);
-  shape.query_biases = true;
-  shape.tied_head = small;
-  return shape;
-}
-ModelShape Qwen3(std::string name, int64_t layers, int64_t width, Heads heads, int64_t feed_forward,
-                 bool tied) {
-  ModelShape shape = Gated(std::move(name), layers, width, heads, feed_forward, 151936, 40960);
-  shape.head_width = 128;
-  shape.query_norms = true;
-  shape.tied_head = tied;
-  return shape;
-}
+using enum Family;
+constexpr NamedShape kNamed[] = {
+    {"gpt2", kGpt2, true, 12, 768, 12, 12, 3072, 50257, 1024},
+    {"gpt2-medium", kGpt2, true, 24, 1024, 16, 16, 4096, 50257, 1024},
+    {"gpt2-large", kGpt2, true, 36, 1280, 20, 20, 5120, 50257, 1024},
+    {"gpt2-xl", kGpt2, true, 48, 1600, 25, 25, 6400, 50257, 1024},
+    {"gpt3-175b", kGpt2, true, 96, 12288, 96, 96, 49152, 50257, 2048},
+    {"llama-2-7b", kGated, false, 32, 4096, 32, 32, 11008, 32000, 4096},
+    {"llama-2-13b", kGated, false, 40, 5120, 40, 40, 13824, 32000, 4096},
+    {"llama-2-70b", kGated, false, 80, 8192, 64, 8, 28672, 32000, 4096},
+    {"llama-3-8b", kGated, false, 32, 4096, 32, 8, 14336, 128256, 8192},
+    {"llama-3-70b", kGated, false, 80, 8192, 64, 8, 28672, 128256, 8192},
+    {"llama-3-405b", kGated, false, 126, 16384, 128, 8, 53248, 128256, 131072},
+    {"mistral-7b", kGated, false, 32, 4096, 32, 8, 14336, 32000, 32768},
+    {"mixtral-8x7b", kGated, false, 32, 4096, 32, 8, 14336, 32000, 32768, 8, 2},
+    {"mixtral-8x22b", kGated, false, 56, 6144, 48, 8, 16384, 32768, 65536, 8, 2},
+    {"qwen2.5-0.5b", kQwen2, true, 24, 896, 14, 2, 4864, 151936, 32768},
+    {"qwen2.5-1.5b", kQwen2, true, 28, 1536, 12, 2, 8960, 151936, 32768},
+    {"qwen2.5-3b", kQwen2, true, 36, 2048, 16, 2, 11008, 151936, 32768},
+    {"qwen2.5-7b", kQwen2, false, 28, 3584, 28, 4, 18944, 152064, 32768},
+    {"qwen2.5-14b", kQwen2, false, 48, 5120, 40, 8, 13824, 152064, 32768},
+    {"qwen2.5-32b", kQwen2, false, 64, 5120, 40, 8, 27648, 152064, 32768},
+    {"qwen2.5-72b", kQwen2, false, 80, 8192, 64, 8, 29568, 152064, 32768},
+    {"qwen3-0.6b", kQwen3, true, 28, 1024, 16, 8, 3072, 151936, 40960},
+    {"qwen3-1.7b", kQwen3, true, 28, 2048, 16, 8, 6144, 151936, 40960},
+    {"qwen3-4b", kQwen3, true, 36, 2560, 32, 8, 9728, 151936, 40960},
+    {"qwen3-8b", kQwen3, false, 36, 4096, 32, 8, 12288, 151936, 40960},
+    {"qwen3-14b", kQwen3, false, 40, 5120, 40, 8, 17408, 151936, 40960},
+    {"qwen3-32b", kQwen3, false, 64, 5120, 64, 8, 25600, 151936, 40960},
+    {"qwen3-30b-a3b", kQwen3, false, 48, 2048, 32, 4, 768, 151936, 40960, 128, 8},
+    {"qwen3-235b-a22b", kQwen3, false, 94, 4096, 64, 4, 1536, 151936, 40960, 128, 8},
+};
 
 const std::vector<ModelShape>& All() {
-  static const auto* const all = new std::vector<ModelShape>{
-      Gpt2("gpt2", 12, 768, 12),
-      Gpt2("gpt2-medium", 24, 1024, 16),
-      Gpt2("gpt2-large", 36, 1280, 20),
-      Gpt2("gpt2-xl", 48, 1600, 25),
-      Gpt2("gpt3-175b", 96, 12288, 96, 2048),
-      Gated("llama-2-7b", 32, 4096, {32, 32}, 11008, 32000, 4096),
-      Gated("llama-2-13b", 40, 5120, {40, 40}, 13824, 32000, 4096),
-      Gated("llama-2-70b", 80, 8192, {64, 8}, 28672, 32000, 4096),
-      Gated("llama-3-8b", 32, 4096, {32, 8}, 14336, 128256, 8192),
-      Gated("llama-3-70b", 80, 8192, {64, 8}, 28672, 128256, 8192),
-      Gated("llama-3-405b", 126, 16384, {128, 8}, 53248, 128256, 131072),
-      Gated("mistral-7b", 32, 4096, {32, 8}, 14336, 32000, 32768),
-      Experts(Gated("mixtral-8x7b", 32, 4096, {32, 8}, 14336, 32000, 32768), 8, 2),
-      Experts(Gated("mixtral-8x22b", 56, 6144, {48, 8}, 16384, 32768, 65536), 8, 2),
-      Qwen2("qwen2.5-0.5b", 24, 896, {14, 2}, 4864, true),
-      Qwen2("qwen2.5-1.5b", 28, 1536, {12, 2}, 8960, true),
-      Qwen2("qwen2.5-3b", 36, 2048, {16, 2}, 11008, true),
-      Qwen2("qwen2.5-7b", 28, 3584, {28, 4}, 18944, false),
-      Qwen2("qwen2.5-14b", 48, 5120, {40, 8}, 13824, false),
-      Qwen2("qwen2.5-32b", 64, 5120, {40, 8}, 27648, false),
-      Qwen2("qwen2.5-72b", 80, 8192, {64, 8}, 29568, false),
-      Qwen3("qwen3-0.6b", 28, 1024, {16, 8}, 3072, true),
-      Qwen3("qwen3-1.7b", 28, 2048, {16, 8}, 6144, true),
-      Qwen3("qwen3-4b", 36, 2560, {32, 8}, 9728, true),
-      Qwen3("qwen3-8b", 36, 4096, {32, 8}, 12288, false),
-      Qwen3("qwen3-14b", 40, 5120, {40, 8}, 17408, false),
-      Qwen3("qwen3-32b", 64, 5120, {64, 8}, 25600, false),
-      Experts(Qwen3("qwen3-30b-a3b", 48, 2048, {32, 4}, 768, false), 128, 8),
-      Experts(Qwen3("qwen3-235b-a22b", 94, 4096, {64, 4}, 1536, false), 128, 8),
-  };
+  static const auto* const all = [] {
+    auto* const shapes = new std::vector<ModelShape>;
+    for (const NamedShape& of : kNamed)
+      shapes->push_back({.name = of.name,
+                         .layers = of.layers,
+                         .width = of.width,
+                         .heads = of.heads,
+                         .key_value_heads = of.key_value_heads,
+                         .head_width = of.family == kQwen3 ? 128 : of.width / of.heads,
+                         .feed_forward = of.feed_forward,
+                         .vocabulary = of.vocabulary,
+                         .context = of.context,
+                         .experts = of.experts,
+                         .experts_of_token = of.experts_of_token,
+                         .gated = of.family != kGpt2,
+                         .tied_head = of.tied_head,
+                         .query_biases = of.family == kQwen2,
+                         .query_norms = of.family == kQwen3});
+    return shapes;
+  }();
   return *all;
 }
 
-struct SizeLimit {
-  const char* name;
-  int64_t ModelShape::*of;
-  int64_t most;
-};
-// The product of any two sizes is at most 2^53.
-constexpr SizeLimit kSizeLimits[] = {{"layers", &ModelShape::layers, kUnitsMax - 2},
-                                     {"width", &ModelShape::width, 1 << 22},
-                                     {"heads", &ModelShape::heads, 1 << 16},
-                                     {"key-value-heads", &ModelShape::key_value_heads, 1 << 16},
-                                     {"head-width", &ModelShape::head_width, 1 << 16},
-                                     {"feed-forward", &ModelShape::feed_forward, 1 << 24},
-                                     {"vocabulary", &ModelShape::vocabulary, 1 << 24},
-                                     {"context", &ModelShape::context, 1 << 28},
-                                     {"experts", &ModelShape::experts, 1 << 14},
-                                     {"experts-of-token", &ModelShape::experts_of_token, 1 << 14}};
+constexpr ModelSize kSizes[] = {
+    {"layers", &ModelShape::layers, kUnitsMax - 2,
+     "blocks; sizes describe a gated transformer, or replace the model's"},
+    {"width", &ModelShape::width, 1 << 22, "width of the residual stream"},
+    {"heads", &ModelShape::heads, 1 << 16, "attention heads"},
+    {"key-value-heads", &ModelShape::key_value_heads, 1 << 16, "heads of keys and values"},
+    {"head-width", &ModelShape::head_width, 1 << 16, "width of a head"},
+    {"feed-forward", &ModelShape::feed_forward, 1 << 24, "width inside the feed-forward layer"},
+    {"vocabulary", &ModelShape::vocabulary, 1 << 24, "tokens of the vocabulary"},
+    {"context", &ModelShape::context, 1 << 28},
+    {"experts", &ModelShape::experts, 1 << 14, "experts of a block"},
+    {"experts-of-token", &ModelShape::experts_of_token, 1 << 14,
+     "experts that a token goes through"}};
 
 absl::Status CheckSizes(const ModelShape& shape, int64_t least) {
-  for (const SizeLimit& size : kSizeLimits) {
+  for (const ModelSize& size : kSizes) {
     if (shape.*size.of < least || shape.*size.of > size.most)
       return absl::InvalidArgumentError(
           absl::StrCat(size.name, " is ", shape.*size.of == 0 ? "missing, or " : "", shape.*size.of,
@@ -128,51 +103,47 @@ absl::Status CheckSizes(const ModelShape& shape, int64_t least) {
   return absl::OkStatus();
 }
 
-class UnitMaker {
- public:
-  UnitMaker(std::string name, std::string prefix) : prefix_(std::move(prefix)) {
-    unit_.name = std::move(name);
-  }
-  UnitMaker& Add(std::string_view name, std::vector<int64_t> shape) {
-    std::string whole = prefix_;
-    whole += name;
-    unit_.tensors.push_back({.name = std::move(whole), .shape = std::move(shape)});
-    return *this;
-  }
-  ModelUnit Take() { return std::move(unit_); }
-
- private:
-  ModelUnit unit_;
-  const std::string prefix_;
+struct TensorRow {
+  const char* name;
+  std::vector<int64_t> shape;
+  bool is_there = true;
 };
+ModelUnit UnitOf(std::string name, std::initializer_list<TensorRow> rows) {
+  ModelUnit unit{.name = std::move(name)};
+  for (const TensorRow& row : rows) {
+    if (row.is_there)
+      unit.tensors.push_back({.name = absl::StrCat(unit.name, ".", row.name), .shape = row.shape});
+  }
+  return unit;
+}
 
 ModelUnit BlockOf(const ModelShape& s, int64_t layer) {
-  const std::string name = absl::StrCat("block", layer);
-  UnitMaker made(name, name + ".");
   const int64_t queries = s.queries(), keys = s.keys();
-  const bool has_query_biases = !s.gated || s.query_biases;
-  made.Add("norm1", {s.width}).Add("norm2", {s.width});
-  if (!s.gated) made.Add("norm1_bias", {s.width}).Add("norm2_bias", {s.width});
-  made.Add("queries", {queries, s.width})
-      .Add("keys", {keys, s.width})
-      .Add("values", {keys, s.width})
-      .Add("projection", {s.width, queries});
-  if (has_query_biases) made.Add("queries_bias", {queries}).Add("keys_values_bias", {2 * keys});
-  if (s.query_norms) made.Add("query_norm", {s.head_width}).Add("key_norm", {s.head_width});
-  if (s.experts > 1) {
-    made.Add("router", {s.experts, s.width})
-        .Add("gates", {s.experts, s.feed_forward, s.width})
-        .Add("ups", {s.experts, s.feed_forward, s.width})
-        .Add("downs", {s.experts, s.width, s.feed_forward});
-    return made.Take();
-  }
-  if (s.gated) made.Add("gate", {s.feed_forward, s.width});
-  made.Add("up", {s.feed_forward, s.width}).Add("down", {s.width, s.feed_forward});
-  if (!s.gated)
-    made.Add("projection_bias", {s.width})
-        .Add("up_bias", {s.feed_forward})
-        .Add("down_bias", {s.width});
-  return made.Take();
+  const bool has_norm_biases = !s.gated, has_query_biases = !s.gated || s.query_biases,
+             has_experts = s.experts > 1, is_dense = !has_experts;
+  return UnitOf(absl::StrCat("block", layer),
+                {{"norm1", {s.width}},
+                 {"norm2", {s.width}},
+                 {"norm1_bias", {s.width}, has_norm_biases},
+                 {"norm2_bias", {s.width}, has_norm_biases},
+                 {"queries", {queries, s.width}},
+                 {"keys", {keys, s.width}},
+                 {"values", {keys, s.width}},
+                 {"projection", {s.width, queries}},
+                 {"queries_bias", {queries}, has_query_biases},
+                 {"keys_values_bias", {2 * keys}, has_query_biases},
+                 {"query_norm", {s.head_width}, s.query_norms},
+                 {"key_norm", {s.head_width}, s.query_norms},
+                 {"router", {s.experts, s.width}, has_experts},
+                 {"gates", {s.experts, s.feed_forward, s.width}, has_experts},
+                 {"ups", {s.experts, s.feed_forward, s.width}, has_experts},
+                 {"downs", {s.experts, s.width, s.feed_forward}, has_experts},
+                 {"gate", {s.feed_forward, s.width}, is_dense && s.gated},
+                 {"up", {s.feed_forward, s.width}, is_dense},
+                 {"down", {s.width, s.feed_forward}, is_dense},
+                 {"projection_bias", {s.width}, is_dense && !s.gated},
+                 {"up_bias", {s.feed_forward}, is_dense && !s.gated},
+                 {"down_bias", {s.width}, is_dense && !s.gated}});
 }
 
 ModelVisit VisitOfBlock(const ModelShape& s, int unit) {
@@ -195,6 +166,10 @@ ModelVisit VisitOfBlock(const ModelShape& s, int unit) {
 }
 
 }  // namespace
+
+std::span<const ModelSize> ModelSizes() {
+  return kSizes;
+}
 
 std::span<const ModelShape> NamedShapes() {
   return All();
@@ -248,12 +223,10 @@ absl::StatusOr<ModelShape> Complete(ModelShape s) {
 
 Model ModelOf(const ModelShape& s) {
   Model model{.name = s.name, .width = s.width, .vocabulary = s.vocabulary, .context = s.context};
-  UnitMaker embedding("embedding", "embedding.");
-  embedding.Add("tokens", {s.vocabulary, s.width});
-  if (!s.gated) embedding.Add("positions", {s.context, s.width});
-  if (s.tied_head) embedding.Add("norm", {s.width});
-  if (s.tied_head && !s.gated) embedding.Add("norm_bias", {s.width});
-  model.units.push_back(embedding.Take());
+  model.units.push_back(UnitOf("embedding", {{"tokens", {s.vocabulary, s.width}},
+                                             {"positions", {s.context, s.width}, !s.gated},
+                                             {"norm", {s.width}, s.tied_head},
+                                             {"norm_bias", {s.width}, s.tied_head && !s.gated}}));
   model.visits.push_back({.unit = 0});
   for (int64_t layer = 0; layer < s.layers; ++layer) {
     model.units.push_back(BlockOf(s, layer));
@@ -262,10 +235,9 @@ Model ModelOf(const ModelShape& s) {
   int head = 0;
   if (!s.tied_head) {
     head = static_cast<int>(model.units.size());
-    UnitMaker made("head", "head.");
-    made.Add("norm", {s.width}).Add("tokens", {s.vocabulary, s.width});
-    if (!s.gated) made.Add("norm_bias", {s.width});
-    model.units.push_back(made.Take());
+    model.units.push_back(UnitOf("head", {{"norm", {s.width}},
+                                          {"tokens", {s.vocabulary, s.width}},
+                                          {"norm_bias", {s.width}, !s.gated}}));
   }
   model.visits.push_back(
       {.unit = head, .products = static_cast<double>(s.vocabulary) * static_cast<double>(s.width)});

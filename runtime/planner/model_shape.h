@@ -28,6 +28,15 @@ struct ModelShape {
   int64_t keys() const { return key_value_heads * head_width; }
 };
 
+// The sizes of a shape. The product of any two is at most 2^53.
+struct ModelSize {
+  const char* name;  // also of its flag
+  int64_t ModelShape::*of;
+  int64_t most;
+  const char* what = nullptr;  // null: no flag sets it
+};
+std::span<const ModelSize> ModelSizes();
+
 std::span<const ModelShape> NamedShapes();
 // kNotFound names the nearest model.
 absl::StatusOr<ModelShape> ShapeOfName(std::string_view name);

@@ -11,12 +11,6 @@ constexpr double kFactor = 1.5;  // DeepSpeed's additional_buffer_factor
 
 }  // namespace
 
-std::array<double, 4> ZeroTable(const PeerModel& model) {
-  const auto p = static_cast<double>(model.parameters);
-  const double n = model.ranks;
-  return {16 * p, 4 * p + 12 * p / n, 2 * p + 14 * p / n, 16 * p / n};
-}
-
 PeerEstimate DeepSpeedStage1(const PeerModel& model, bool offloads_optimizer) {
   const auto p = static_cast<double>(model.parameters);
   PeerEstimate estimate = DeepSpeedStage2(model, offloads_optimizer);

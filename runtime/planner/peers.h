@@ -2,7 +2,6 @@
 // P: parameters, L: parameters of the largest module or unit, N: ranks.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -18,11 +17,6 @@ struct PeerModel {
   int ranks = 1, ranks_per_host = 1;
   int64_t compute_bytes = 2;  // of an element that is computed with
 };
-
-// ZeRO's table 1 (Rajbhandari et al., "ZeRO: memory optimizations toward training trillion
-// parameter models", SC 2020, section 3), by stage: 2P parameters, 2P gradients and 12P states,
-// each cut over N from stage 3, 2 and 1 on.
-std::array<double, 4> ZeroTable(const PeerModel& model);
 
 struct PeerEstimate {
   double gpu = 0;       // of a rank

@@ -81,18 +81,6 @@ absl::StatusOr<Question> With(const Question& question, Quantity quantity, int64
   return changed;
 }
 
-bool AnyFits(const Question& question, std::span<const Choice> choices) {
-  // The choices that need least of the device's memory come first.
-  return std::any_of(choices.rbegin(), choices.rend(), [&](const Choice& choice) {
-    return AnswerFor(question, choice, Depth::kMemory).fits();
-  });
-}
-
-// The choice that needs least of the device's memory, with the keys that let it fit.
-std::optional<Answer> Remedied(const Question& question, const Choice& choice, Depth depth) {
-  return RemedyFor(question, AnswerFor(question, choice, Depth::kMemory), depth).answer;
-}
-
 // Several answers are computed at a time. An answer of 700 blocks takes 0.8 GB.
 std::vector<Answer> AnswersOf(size_t count, const std::function<Answer(size_t)>& answer) {
   if (count == 0) return {};
@@ -113,11 +101,10 @@ std::vector<Answer> AnswersOf(const Question& question, std::span<const Choice> 
 
 // The fastest of all choices that fit, or what a remedy makes of the smallest.
 std::optional<Answer> BestOf(const Question& question) {
-  const std::vector<Choice> choices = Choices(question);
-  if (!AnyFits(question, choices)) return Remedied(question, choices.back(), Depth::kTime);
-  const std::vector<Answer> answers = AnswersOf(question, choices);
+  const std::vector<Answer> answers = AnswerAll(question);
   const Answer* const fastest = Fastest(answers);
-  return fastest == nullptr ? std::nullopt : std::optional(*fastest);
+  if (fastest == nullptr) return RemedyFor(question, answers.back(), Depth::kTime).answer;
+  return *fastest;
 }
 
 // A configuration that may be faster, and the question that it answers.
@@ -365,7 +352,8 @@ absl::StatusOr<Largest> FindLargest(const Question& question, Quantity quantity,
   // A remedy for one more is searched further with its keys, until there is no other.
   for (bool extended = !asked; extended && next() <= most;) {
     EBB_ASSIGN_OR_RETURN(const Question more, With(question, quantity, next()));
-    const std::optional<Answer> remedied = Remedied(more, choices.back(), Depth::kMemory);
+    const Answer least = AnswerFor(more, choices.back(), Depth::kMemory);
+    const std::optional<Answer> remedied = RemedyFor(more, least, Depth::kMemory).answer;
     if (!remedied) break;
     EBB_ASSIGN_OR_RETURN(extended, extend([&](const Question& of) {
                            return AnswerLike(of, *remedied, Depth::kMemory);

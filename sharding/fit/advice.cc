@@ -5,6 +5,7 @@
 #include <string>
 #include <string_view>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -22,9 +23,9 @@ class Search {
   Search(const Config& config, const MemoryCaps& caps, const AdviceTrials& trials)
       : config_(config), start_(config), caps_(caps), trials_(trials) {}
 
-  std::string Run() {
+  FoundAdvice Run() {
     absl::StatusOr<Pools> pools = trials_.lay_out(start_);
-    if (!pools.ok()) return std::string(caps_.relief);
+    if (!pools.ok()) return {.text = std::string(caps_.relief)};
     now_ = NeedOf(*pools);
     // The advised host_memory must not exceed the host's memory, so states do not fill it.
     if (const int64_t room = HostRoom();
@@ -32,21 +33,30 @@ class Search {
       start_.ebb.host_memory = room;
       const std::optional<Need> lower = TryOf(start_);
       if (lower && lower->over == 0) return Fits({}, start_);
-      start_.ebb.host_memory
-          .reset();  // count only what must be there, no states that could be elsewhere
+      start_.ebb.host_memory.reset();  // only what must be there counts, no states that could move
       pools = trials_.lay_out(start_);
-      if (!pools.ok()) return std::string(caps_.relief);
+      if (!pools.ok()) return {.text = std::string(caps_.relief)};
       now_ = NeedOf(*pools);
       if (now_.over == 0) return Fits({}, start_);
     }
     settings_ = SettingsOf(start_, *pools, trials_.sums_depend_on_groups);
     units_ = std::max<int64_t>(1, static_cast<int64_t>(pools->units.size()));
     work_left_ = std::max(kAdviceTrialsMin * units_, kAdviceWorkMax);
-    return Advise();
+    least_ = now_;
+    std::vector<Candidate> candidates = Candidates();
+    if (const std::optional<Candidate> fits = FirstThatFits(candidates))
+      return Fits(*fits, With(*fits));
+    FindLeast(std::move(candidates));
+    const Config changed = With(with_least_);
+    if (least_.over == 0) return Fits(with_least_, changed);
+    const std::string wanted = absl::StrCat(
+        std::string(caps_.relief), ", or take smaller units, a smaller micro-batch or more ",
+        caps_.of_config ? "ranks" : "hosts");
+    if (changed == start_) return {.text = "no other setting needs less: " + wanted};
+    return {.text = absl::StrCat("no setting fits; the least, ", Shown(least_, /*fills=*/false),
+                                 ", is with ", Described(config_, Capped(changed, least_)),
+                                 Warning(with_least_), ": ", wanted)};
   }
-
-  // After Run. None: no setting fits.
-  const std::optional<Config>& fitting() const { return fitting_; }
 
  private:
   struct Need {
@@ -62,9 +72,9 @@ class Search {
   };
   static constexpr uint64_t kChoices = 16;
 
-  std::string Advise() {
-    std::vector<Candidate> candidates = Candidates();
-    least_ = now_;
+  // In the order of the candidates; one that takes more of the device, whose room is not known,
+  // only if no other fits. The others keep their lower bounds.
+  std::optional<Candidate> FirstThatFits(std::vector<Candidate>& candidates) {
     std::optional<Candidate> growing;
     for (Candidate& candidate : candidates) {
       if (work_left_ <= 0 || (candidate.changes_numbers && growing)) break;
@@ -72,121 +82,81 @@ class Search {
       if (!MakesSense(start_, changed)) continue;
       candidate.over = OverAtLeast(changed);
       if (candidate.over > 0) continue;
-      const std::optional<Need> need = TryOf(changed);
       candidate.over = INT64_MAX;
+      const std::optional<Need> need = TryOf(changed);
       if (!need) continue;
-      if (need->over > 0) {
-        Keep(candidate, *need);
-      } else if (!Grows(*need)) {
-        return Fits(candidate, changed);
-      } else if (!growing) {
-        growing = candidate;
-      }
+      if (need->over == 0 && !Grows(*need)) return candidate;
+      if (need->over == 0 && !growing) growing = candidate;
+      Keep(candidate, *need, least_.over - 1);
     }
-    if (growing) return Fits(*growing, With(*growing));
-    FindLeast(candidates);
-    if (work_left_ <= 0) {
-      for (const bool changes_numbers : {false, true}) {
-        if (least_.over > 0) TryAllTogether(changes_numbers);
-      }
-    }
-    Trim();
-    const Config with_least = With(with_least_);
-    if (least_.over == 0) return Fits(with_least_, with_least);
-    const std::string wanted = absl::StrCat(
-        std::string(caps_.relief), ", or take smaller units, a smaller micro-batch or more ",
-        caps_.of_config ? "ranks" : "hosts");
-    if (with_least == start_) return absl::StrCat("no other setting needs less: ", wanted);
-    return absl::StrCat("no setting fits; the least, ", Shown(least_, /*fills=*/false),
-                        ", is with ", Described(config_, Capped(with_least, least_)),
-                        Warning(with_least_), ": ", wanted);
+    return growing;
   }
 
-  bool Keep(const Candidate& candidate, const Need& need) {
-    if (need.over >= least_.over) return false;
-    least_ = need;
-    with_least_ = candidate;
-    return true;
-  }
-
-  // Nothing fits: the lowest lower bound is tried first, until no other one is lower than a need
-  // that is known.
+  // Nothing fits. The lowest lower bound is tried first, until no other one is lower than a need
+  // that is known. Without work left, the settings that save by themselves are tried together.
+  // Then the changes that save nothing are left out.
   void FindLeast(std::vector<Candidate> candidates) {
-    std::erase_if(candidates, [&](const Candidate& c) { return c.over >= least_.over; });
     std::stable_sort(candidates.begin(), candidates.end(),
                      [](const Candidate& a, const Candidate& b) { return a.over < b.over; });
     for (const Candidate& candidate : candidates) {
       if (work_left_ <= 0 || candidate.over >= least_.over) break;
-      if (const std::optional<Need> need = TryOf(With(candidate))) Keep(candidate, *need);
+      Try(candidate, least_.over - 1);
     }
-  }
-
-  // For each setting, the choice that needs the fewest bytes by itself.
-  void TryAllTogether(bool changes_numbers) {
-    Candidate all;
-    uint64_t place = 1;
-    for (const Setting& setting : settings_) {
-      for (size_t i = setting.size(); i > 0; --i) {
-        const Choice& choice = setting[i - 1];
-        if (!choice.saves || (choice.changes_numbers && !changes_numbers)) continue;
-        Add(choice, place * i, all);
-        break;
-      }
-      place *= kChoices;
+    for (const bool changes_numbers : {false, true}) {
+      if (work_left_ <= 0 && least_.over > 0) Try(AllTogether(changes_numbers), least_.over - 1);
     }
-    const Config changed = With(all);
-    if (!MakesSense(start_, changed)) return;
-    const std::optional<Need> need = TryOf(changed);
-    if (need && !(need->over == 0 && Grows(*need))) Keep(all, *need);
-  }
-
-  // The changes of the smallest need that can be left out.
-  void Trim() {
-    uint64_t place = 1;
-    for (size_t s = 0; s < settings_.size(); ++s, place *= kChoices) {
+    for (uint64_t place = 1, s = 0; s < settings_.size(); ++s, place *= kChoices) {
       const uint64_t digit = with_least_.choices / place % kChoices;
-      if (digit == 0) continue;
-      const Candidate fewer = CandidateOf(with_least_.choices - digit * place);
-      const Config changed = With(fewer);
-      if (!MakesSense(start_, changed)) continue;
-      const std::optional<Need> need = TryOf(changed);
-      if (!need || need->over > least_.over || (need->over == 0 && Grows(*need))) continue;
-      least_ = *need;
-      with_least_ = fewer;
+      if (digit > 0) Try(CandidateOf(with_least_.choices - digit * place), least_.over);
     }
   }
 
-  static void Add(const Choice& choice, uint64_t digit, Candidate& candidate) {
-    candidate.choices += digit;
-    candidate.keys += choice.keys;
-    candidate.cost += choice.cost;
-    candidate.changes_numbers |= choice.changes_numbers;
+  void Try(const Candidate& candidate, int64_t over_most) {
+    const Config changed = With(candidate);
+    if (!MakesSense(start_, changed)) return;
+    if (const std::optional<Need> need = TryOf(changed)) Keep(candidate, *need, over_most);
+  }
+  void Keep(const Candidate& candidate, const Need& need, int64_t over_most) {
+    if (need.over > over_most || (need.over == 0 && Grows(need))) return;
+    least_ = need;
+    with_least_ = candidate;
+  }
+
+  // Calls `visit` with each choice that is made.
+  template <class Visitor>
+  void ForEachChoice(uint64_t choices, const Visitor& visit) const {
+    for (const Setting& setting : settings_) {
+      if (const uint64_t digit = choices % kChoices; digit > 0) visit(setting[digit - 1]);
+      choices /= kChoices;
+    }
   }
   Candidate CandidateOf(uint64_t choices) const {
-    Candidate candidate;
-    uint64_t place = 1;
-    for (const Setting& setting : settings_) {
-      const uint64_t digit = choices / place % kChoices;
-      if (digit > 0) Add(setting[digit - 1], digit * place, candidate);
-      place *= kChoices;
-    }
+    Candidate candidate{.choices = choices};
+    ForEachChoice(choices, [&](const Choice& choice) {
+      candidate.keys += choice.keys;
+      candidate.cost += choice.cost;
+      candidate.changes_numbers |= choice.changes_numbers;
+    });
     return candidate;
+  }
+  Config With(const Candidate& candidate) const {
+    Config changed = start_;
+    ForEachChoice(candidate.choices, [&](const Choice& choice) { choice.make(changed); });
+    GiveFolders(changed);
+    return changed;
   }
 
   // All combinations: first those that keep the numbers, and among these the smallest change.
   std::vector<Candidate> Candidates() const {
     std::vector<Candidate> candidates = {{}};
-    uint64_t digit = 1;
+    uint64_t place = 1;
     for (const Setting& setting : settings_) {
       const size_t before = candidates.size();
-      for (size_t i = 0; i < setting.size(); ++i) {
-        for (size_t c = 0; c < before; ++c) {
-          Candidate candidate = candidates[c];
-          Add(setting[i], digit * (i + 1), candidate);
-          candidates.push_back(candidate);
-        }
+      for (uint64_t digit = 1; digit <= setting.size(); ++digit) {
+        for (size_t c = 0; c < before; ++c)
+          candidates.push_back(CandidateOf(candidates[c].choices + digit * place));
       }
-      digit *= kChoices;
+      place *= kChoices;
     }
     candidates.erase(candidates.begin());
     std::stable_sort(candidates.begin(), candidates.end(),
@@ -196,16 +166,18 @@ class Search {
                      });
     return candidates;
   }
-
-  Config With(const Candidate& candidate) const {
-    Config changed = start_;
-    uint64_t choices = candidate.choices;
+  // For each setting, the choice that needs the fewest bytes by itself.
+  Candidate AllTogether(bool changes_numbers) const {
+    uint64_t choices = 0, place = 1;
     for (const Setting& setting : settings_) {
-      if (const uint64_t choice = choices % kChoices; choice > 0) setting[choice - 1].make(changed);
-      choices /= kChoices;
+      uint64_t digit = setting.size();
+      while (digit > 0 && !(setting[digit - 1].saves &&
+                            (changes_numbers || !setting[digit - 1].changes_numbers)))
+        --digit;
+      choices += place * digit;
+      place *= kChoices;
     }
-    GiveFolders(changed);
-    return changed;
+    return CandidateOf(choices);
   }
 
   Need NeedOf(const Pools& pools) const {
@@ -272,20 +244,21 @@ class Search {
     return ", but changes the numbers (sums of gradients are rounded otherwise)";
   }
   // Lowers a setting no further than it must.
-  std::string Fits(const Candidate& candidate, Config changed) {
+  FoundAdvice Fits(const Candidate& candidate, Config changed) {
     Loosen(changed, [](Config& c) -> int64_t& { return c.ebb.micro_batches_per_round; });
     Loosen(changed, [](Config& c) -> int64_t& { return c.ebb.prefetch_depth; });
     Loosen(changed, [](Config& c) -> int64_t& { return c.zero.sub_group_size; });
     const Need need = *TryOf(changed);
     changed = Capped(changed, need);
-    fitting_ = changed;
     // States that would be on NVMe fill the room below a cap.
     const bool fills = changed.optimizer_tier() == Tier::kNvme &&
                        changed.ebb.host_memory.value_or(need.host) > need.host;
-    return absl::StrCat(Described(config_, changed), " would fit",
-                        Grows(need) ? " if the device has room for it" : "", " (",
-                        Shown(need, fills), ")", Warning(candidate), ", or ",
-                        std::string(caps_.relief));
+    const std::string keys = Described(config_, changed);
+    return {.text = absl::StrCat(
+                keys, " would fit", Grows(need) ? " if the device has room for it" : "", " (",
+                Shown(need, fills), ")", Warning(candidate), ", or ", std::string(caps_.relief)),
+            .config = std::move(changed),
+            .keys = keys};
   }
   void Loosen(Config& changed, int64_t& (*number)(Config&)) {
     Config given = start_;
@@ -307,7 +280,6 @@ class Search {
   int64_t units_ = 1, work_left_ = 0;
   Need now_, least_;
   Candidate with_least_;
-  std::optional<Config> fitting_;
 };
 
 }  // namespace
@@ -338,10 +310,7 @@ MemoryCaps CapsOf(const Config& config, const HostRoom& room) {
 }
 
 FoundAdvice FindAdvice(const Config& config, const MemoryCaps& caps, const AdviceTrials& trials) {
-  Search search(config, caps, trials);
-  FoundAdvice found{.text = search.Run(), .config = search.fitting()};
-  if (found.config) found.keys = Described(config, *found.config);
-  return found;
+  return Search(config, caps, trials).Run();
 }
 
 }  // namespace ebb::sharding

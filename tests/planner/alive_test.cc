@@ -10,6 +10,7 @@
 #include "ebb/runtime/planner/model.h"
 #include "ebb/runtime/planner/model_shape.h"
 #include "ebb/sharding/memory_model.h"
+#include "tests/status.h"
 
 namespace ebb::sharding::alive_test {
 namespace {
@@ -84,12 +85,11 @@ TEST(AliveBytes, AreNeverMoreThanThePoolsHold) {
     config.compute = DType::kBFloat16;
     config.zero.stage = stage;
     config.zero.param_persistence_threshold = 0;
-    const absl::StatusOr<Program> program = PredictProgram(spec, 4, config);
-    ASSERT_TRUE(program.ok()) << program.status();
+    ASSERT_OK_AND_ASSIGN(const Program program, PredictProgram(spec, 4, config));
     ClassBytes held = {}, most = {};
-    for (const MemoryRow& row : program->memory())
+    for (const MemoryRow& row : program.memory())
       held[static_cast<size_t>(row.state)] = static_cast<int64_t>(row.predicted_bytes);
-    const Fragment fragment = Lower(program->plan(), /*carrying=*/true);
+    const Fragment fragment = Lower(program.plan(), /*carrying=*/true);
     for (const ClassBytes& alive : AliveBytes(fragment, Tier::kDevice)) {
       for (size_t of = 0; of < most.size(); ++of) most[of] = std::max(most[of], alive[of]);
     }

@@ -6,30 +6,24 @@
 
 #include <random>
 #include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "tests/status.h"
 
 namespace ebb::planner::machine_test {
 namespace {
 
-using ::testing::HasSubstr;
-
-std::string Wrong(std::string_view text) {
-  const absl::StatusOr<Machine> machine = MachineOfJson(text, "m");
-  return machine.ok() ? "" : std::string(machine.status().message());
-}
-
-constexpr char kCpu[] =
-    R"("device": "cpu", "gpus": 2, "gpu_teraflops": 0.1, "ram": "8GiB", "ram_gb_s": 20, "cores": 2)";
+using ::ebb::testing::Says;
 
 TEST(Machine, NamedOnesReadBackFromTheirJson) {
   for (const char* name : {"8xh100", "8xh200", "8xa100", "rtx4090-64gb"}) {
-    const absl::StatusOr<Machine> machine = MachineOfName(name);
-    ASSERT_TRUE(machine.ok()) << machine.status();
-    const absl::StatusOr<Machine> again = MachineOfJson(ToJson(*machine), name);
-    ASSERT_TRUE(again.ok()) << again.status();
-    EXPECT_EQ(ToJson(*again), ToJson(*machine));
-    EXPECT_GT(machine->device_room(1), int64_t{20} << 30);
+    ASSERT_OK_AND_ASSIGN(const Machine machine, MachineOfName(name));
+    ASSERT_OK_AND_ASSIGN(const Machine again, MachineOfJson(ToJson(machine), name));
+    EXPECT_EQ(ToJson(again), ToJson(machine));
+    EXPECT_GT(machine.device_room(1), int64_t{20} << 30);
   }
-  EXPECT_THAT(MachineOfName("8xh10").status().message(), HasSubstr("did you mean 8xh100"));
+  EXPECT_THAT(MachineOfName("8xh10"), Says("did you mean 8xh100"));
 }
 
 TEST(Machine, RanksShareTheirHostsResources) {
@@ -43,33 +37,35 @@ TEST(Machine, RanksShareTheirHostsResources) {
 }
 
 TEST(Machine, NamesTheErrorInAFile) {
-  const std::string cpu = kCpu;
-  EXPECT_EQ(Wrong("{" + cpu + "}"), "");
-  EXPECT_THAT(Wrong("{" + cpu + R"(, "gpu_memori": 1})"), HasSubstr("did you mean \"gpu_memory\""));
-  EXPECT_THAT(Wrong("{" + cpu + R"(, "disk": "much"})"), HasSubstr("must be a size such as"));
-  EXPECT_THAT(Wrong("{" + cpu + R"(, "disk": "1TB"})"), HasSubstr("disk_read_gb_s"));
-  EXPECT_THAT(Wrong("{" + cpu + R"(, "launch_us": -1})"), HasSubstr("allowed are"));
-  EXPECT_THAT(Wrong("{" + cpu + R"(, "launch_us": 1e300})"), HasSubstr("allowed are"));
-  EXPECT_THAT(Wrong("{" + cpu + R"(, "launch_us": 1e7})"), HasSubstr("from 0 to 1e+06"));
-  EXPECT_EQ(Wrong("{" + cpu + R"(, "link_gb_s": 0})"), "");
+  const auto with = [](const std::string& keys) {
+    return MachineOfJson(absl::StrCat(R"({"device": "cpu", "gpus": 2, "gpu_teraflops": 0.1,
+        "ram": "8GiB", "ram_gb_s": 20, "cores": 2)",
+                                      keys, "}"),
+                         "m");
+  };
+  EXPECT_OK(with(""));
+  EXPECT_OK(with(R"(, "link_gb_s": 0)"));
+  const std::pair<const char*, const char*> kWrong[] = {
+      {R"(, "gpu_memori": 1)", "did you mean \"gpu_memory\""},
+      {R"(, "disk": "much")", "must be a size such as"},
+      {R"(, "disk": "1TB")", "disk_read_gb_s"},
+      {R"(, "launch_us": -1)", "allowed are"},
+      {R"(, "launch_us": 1e300)", "allowed are"},
+      {R"(, "launch_us": 1e7)", "from 0 to 1e+06"},
+      {R"(, "launch_us": "1")", "must be a number"},
+      {R"(, "device": "tpu")", "device"}};
+  for (const auto& [keys, message] : kWrong) EXPECT_THAT(with(keys), Says(message)) << keys;
   for (const char* rate :
        {"gpu_memory_gb_s", "link_gb_s", "pcie_gb_s", "network_gb_s", "core_gb_s", "sum_gb_s",
-        "update_gb_s", "disk_read_gb_s", "disk_write_gb_s", "disk_both_gb_s"}) {
-    const std::string message = Wrong("{" + cpu + ", \"" + rate + "\": 1e-300}");
-    EXPECT_THAT(message, HasSubstr(rate));
-    EXPECT_THAT(message, HasSubstr("from 1e-06 to"));
-  }
-  EXPECT_THAT(Wrong("{" + cpu + R"(, "launch_us": "1"})"), HasSubstr("must be a number"));
-  EXPECT_THAT(Wrong("{" + cpu + R"(, "device": "tpu"})"), HasSubstr("device"));
-  EXPECT_THAT(Wrong(R"({"device": "gpu"})"), HasSubstr("\"gpus\" is missing"));
-  EXPECT_THAT(Wrong(R"({"gpus": 1.5})"), HasSubstr("whole numbers"));
-  EXPECT_THAT(Wrong(R"({"gpus": 3e9})"), HasSubstr("from 1 to 1e+06"));
+        "update_gb_s", "disk_read_gb_s", "disk_write_gb_s", "disk_both_gb_s"})
+    EXPECT_THAT(with(absl::StrCat(", \"", rate, "\": 1e-300")), Says(rate, "from 1e-06 to"));
+  EXPECT_THAT(MachineOfJson(R"({"device": "gpu"})", "m"), Says("\"gpus\" is missing"));
+  EXPECT_THAT(MachineOfJson(R"({"gpus": 1.5})", "m"), Says("whole numbers"));
+  EXPECT_THAT(MachineOfJson(R"({"gpus": 3e9})", "m"), Says("from 1 to 1e+06"));
   std::string gpus = ToJson(*MachineOfName("rtx4090-64gb"));
   gpus.replace(gpus.find("\"gpus\": 1"), 9, "\"gpus\": 2");
-  EXPECT_THAT(Wrong(gpus), HasSubstr("\"link_gb_s\" is missing"));
-  EXPECT_THAT(Wrong(gpus), HasSubstr("half of pcie_gb_s"));
-  EXPECT_THAT(Wrong("[]"), testing::Not(testing::IsEmpty()));
-  EXPECT_THAT(Wrong(""), testing::Not(testing::IsEmpty()));
+  EXPECT_THAT(MachineOfJson(gpus, "m"), Says("\"link_gb_s\" is missing", "half of pcie_gb_s"));
+  for (const char* text : {"[]", ""}) EXPECT_FALSE(MachineOfJson(text, "m").ok());
 }
 
 TEST(Machine, DamagedTextNeverCrashes) {

@@ -52,6 +52,9 @@ class PlanProgramTest : public ::testing::Test {
     ended.code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
     return ended;
   }
+  static nlohmann::json Json(const std::string& arguments) {
+    return nlohmann::json::parse(Run(arguments + " --json").printed);
+  }
   // One line, exit status 2.
   static void ExpectRefused(const std::string& arguments, const std::string& what) {
     const Ended ended = Run(arguments);
@@ -116,9 +119,8 @@ TEST_F(PlanProgramTest, FlagsThatWouldDoNothingAreRefused) {
   ExpectRefused("--config-json x --safetensors y", "--safetensors");
   ExpectRefused("--layers 2 --safetensors x", "--safetensors");
   ExpectRefused("--model gpt2 --head-width 70000", "head-width");
-  const auto dense = nlohmann::json::parse(Run("--model mixtral-8x7b --experts 1 --json").printed);
-  EXPECT_EQ(dense["model"]["parameters"],
-            nlohmann::json::parse(Run("--model mistral-7b --json").printed)["model"]["parameters"]);
+  const auto dense = Json("--model mixtral-8x7b --experts 1");
+  EXPECT_EQ(dense["model"]["parameters"], Json("--model mistral-7b")["model"]["parameters"]);
 }
 
 TEST_F(PlanProgramTest, SaysThatOnlyTheTextIsCountedAlsoOfALongPath) {
@@ -194,7 +196,7 @@ TEST_F(PlanProgramTest, ATrainBatchSizeIsDividedOverTheRanks) {
   const std::string question = "--model gpt2 --deepspeed " + file;
   EXPECT_THAT(Run(question).printed, HasSubstr("1 x 8 sequences of"));
   EXPECT_THAT(Run(question + " --micro-batches 2").printed, HasSubstr("2 x 4 sequences of"));
-  const auto json = nlohmann::json::parse(Run(question + " --ranks 64 --json").printed);
+  const auto json = Json(question + " --ranks 64");
   EXPECT_EQ(json["micro_batch_size"], 1);
   EXPECT_THAT(std::string(json["best_change"]["change"]),
               HasSubstr("{\"train_batch_size\": 128, \"train_micro_batch_size_per_gpu\": 2}"));
@@ -207,7 +209,7 @@ TEST_F(PlanProgramTest, AdvisesChangesToAFileThatDoesNotFit) {
   EXPECT_THAT(Run(question + file).printed,
               testing::AllOf(HasSubstr("It does not fit"), HasSubstr("What to change: "),
                              testing::Not(HasSubstr("makes it faster"))));
-  const auto json = nlohmann::json::parse(Run(question + file + " --json").printed);
+  const auto json = Json(question + file);
   const std::string remedy = json["remedy"];
   const size_t end = remedy.rfind('}');
   ASSERT_NE(end, std::string::npos) << remedy;
@@ -243,7 +245,7 @@ TEST_F(PlanProgramTest, FindsTheCheapestMachine) {
   const Ended shown = Run(question);
   ASSERT_EQ(shown.code, 0) << shown.printed;
   EXPECT_THAT(shown.printed, HasSubstr("\n* "));
-  const auto json = nlohmann::json::parse(Run(question + " --json").printed);
+  const auto json = Json(question);
   ASSERT_EQ(json["offers"].size(), 3u);
   double least = 1e9, cheapest = 0;
   for (const auto& offer : json["offers"]) {
@@ -276,8 +278,7 @@ TEST_F(PlanProgramTest, FindsTheLargest) {
   EXPECT_THAT(ended.printed, HasSubstr("sequences a micro-batch"));
   EXPECT_THAT(ended.printed, HasSubstr("at most "));
   EXPECT_THAT(ended.printed, HasSubstr("A machine with twice"));
-  const auto json = nlohmann::json::parse(
-      Run("--model gpt2 --machine rtx4090-64gb --largest batch --json").printed);
+  const auto json = Json("--model gpt2 --machine rtx4090-64gb --largest batch");
   EXPECT_EQ(json["largest"]["quantity"], "batch");
   EXPECT_EQ(json["largest"]["most"], json["micro_batch_size"]);
   EXPECT_THAT(Run("--model gpt2 --largest model --stage 3 --recompute").printed,

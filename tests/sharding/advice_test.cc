@@ -35,6 +35,14 @@ Config OnDevice(int stage) {
   return config;
 }
 
+// Nothing is in memory that a key can keep out, so a cap leaves other changes.
+Config Lean(Config config) {
+  config.zero.param_persistence_threshold = 0;
+  config.ebb.coalesce_bytes = 0;
+  config.ebb.prefetch_depth = 0;
+  return config;
+}
+
 Config OnNvme() {
   Config config = OnDevice(3);
   config.zero.offload_param = {.device = Tier::kNvme, .nvme_paths = {"/disk"}, .max_in_cpu = 0};
@@ -49,14 +57,13 @@ ModelSpec Chain(size_t units = 8) {
 
 // Pools that Engine::Create would lay out.
 absl::StatusOr<Pools> LaidOut(const Config& config, int world, size_t units = 8) {
-  if (absl::Status valid = config.Validate(); !valid.ok()) return valid;
-  const absl::StatusOr<Config> resolved = config.ForWorld(world);
-  if (!resolved.ok()) return resolved.status();
+  EBB_RETURN_IF_ERROR(config.Validate());
+  EBB_ASSIGN_OR_RETURN(const Config resolved, config.ForWorld(world));
   const ModelSpec model = Chain(units);
-  auto plan =
-      PlanStep({.model = &model, .config = &*resolved, .world = world, .optimizer_states = 2});
-  if (!plan.ok()) return plan.status();
-  return plan->pools;
+  EBB_ASSIGN_OR_RETURN(
+      Plan plan,
+      PlanStep({.model = &model, .config = &resolved, .world = world, .optimizer_states = 2}));
+  return std::move(plan.pools);
 }
 
 // The config with the change that `message` has merged into it, read from JSON again.
@@ -119,10 +126,7 @@ TEST(Advice, MovesStatesFromTooSmallRamToTheDeviceIfTheyFit) {
 
 // Below stage 2 it is another.
 TEST(Advice, AdvisesAStageWithTheReduceAtThatKeepsTheSums) {
-  Config config = OnDevice(3);
-  config.zero.param_persistence_threshold = 0;
-  config.ebb.prefetch_depth = 0;
-  config.ebb.coalesce_bytes = 0;
+  Config config = Lean(OnDevice(3));
   config.ebb.split_master = true;
   // Then the whole gradients of a step take no more memory than those of a round.
   config.accumulation = DType::kBFloat16;
@@ -152,9 +156,7 @@ TEST(Advice, AdvisesTheParametersFolderForTheOptimizer) {
 }
 
 TEST(Advice, LowersASettingNoMoreThanNecessary) {
-  Config config = OnDevice(3);
-  config.zero.param_persistence_threshold = 0;
-  config.ebb.coalesce_bytes = 0;
+  Config config = Lean(OnDevice(3));
   config.ebb.prefetch_depth = 2;
   config.ebb.device_memory = DeviceBytes(*LaidOut(config, 2));
   config.ebb.host_memory = 1;
@@ -163,10 +165,7 @@ TEST(Advice, LowersASettingNoMoreThanNecessary) {
 }
 
 TEST(Advice, SecondaryShardsGoWhereTheirMemoryIsMissing) {
-  Config config = OnDevice(3);
-  config.zero.param_persistence_threshold = 0;
-  config.ebb.coalesce_bytes = 0;
-  config.ebb.prefetch_depth = 0;
+  Config config = Lean(OnDevice(3));
   config.ebb.device_memory = DeviceBytes(*LaidOut(config, 4));
   config.ebb.host_memory = 1;
   config.zero.hpz_partition_size = 2;

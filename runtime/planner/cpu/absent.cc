@@ -1,6 +1,6 @@
 // Replaces products on cores in a build without oneDNN and OpenMP.
 #include "absl/status/status.h"
-#include "ebb/runtime/planner/cpu/product_rate.h"
+#include "ebb/runtime/planner/measure.h"
 
 namespace ebb::planner {
 

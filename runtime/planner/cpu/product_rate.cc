@@ -1,5 +1,3 @@
-#include "ebb/runtime/planner/cpu/product_rate.h"
-
 #include <omp.h>
 
 #include <cstdint>
@@ -11,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/thread_team.h"
-#include "ebb/runtime/planner/median_seconds.h"
+#include "ebb/runtime/planner/measure.h"
 #include "oneapi/dnnl/dnnl.hpp"
 
 namespace ebb::planner {

@@ -1,6 +1,6 @@
 // Replaces products on a GPU in a build without CUDA, which makes no GPU's Device.
 #include "absl/status/status.h"
-#include "ebb/runtime/planner/cuda/product_rate.h"
+#include "ebb/runtime/planner/measure.h"
 
 namespace ebb::planner {
 

@@ -1,5 +1,3 @@
-#include "ebb/runtime/planner/cuda/product_rate.h"
-
 #include <cublasLt.h>
 
 #include <cstdint>
@@ -9,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/opened_library.h"
-#include "ebb/runtime/planner/median_seconds.h"
+#include "ebb/runtime/planner/measure.h"
 
 namespace ebb::planner {
 namespace {

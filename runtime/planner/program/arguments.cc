@@ -8,11 +8,9 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "ebb/runtime/checkpoint/file_access.h"
 #include "ebb/runtime/config/bytes.h"
 #include "ebb/runtime/config/message.h"
 #include "ebb/runtime/config/nearest.h"
-#include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/planner/here.h"
 #include "ebb/runtime/planner/model_shape.h"
 #include "ebb/runtime/planner/program/model_arguments.h"
@@ -45,23 +43,11 @@ struct Given {
   }
 };
 
-// A regular file, or a link to one.
-absl::StatusOr<std::string> ReadFile(const std::string& path) {
-  return ReadWholeFile(TargetOf(path), /*bytes_max=*/1 << 20);
-}
-
-absl::Status Of(const std::string& path, const absl::Status& status) {
-  return absl::Status(status.code(), absl::StrCat(path, ": ", status.message()));
-}
-
 absl::StatusOr<Machine> MachineOf(const std::string& word, const std::string& nvme_path) {
   if (word == "here") return MeasureHere(nvme_path.empty() ? "." : nvme_path);
-  absl::StatusOr<std::string> text = ReadFile(word);
-  if (absl::IsNotFound(text.status())) return MachineOfName(word);
-  if (!text.ok()) return text.status();
-  absl::StatusOr<Machine> machine = MachineOfJson(*text, word);
-  if (!machine.ok()) return Of(word, machine.status());
-  return machine;
+  absl::StatusOr<Machine> machine =
+      ReadAs(word, [&](const std::string& text) { return MachineOfJson(text, word); });
+  return absl::IsNotFound(machine.status()) ? MachineOfName(word) : machine;
 }
 
 // "8xh100=24.5": a machine, with the price of a host for an hour.
@@ -90,10 +76,9 @@ absl::StatusOr<Config> ConfigOf(const Given& given, const Model& model) {
                        .weight_decay = 0,
                        .gradient_clipping = 1,
                        .compute = DType::kBFloat16};
-    EBB_ASSIGN_OR_RETURN(const std::string text, ReadFile(given.config));
-    absl::StatusOr<Config> read = Config::FromJson(text, options);
-    if (!read.ok()) return Of(given.config, read.status());
-    config = *std::move(read);
+    EBB_ASSIGN_OR_RETURN(config, ReadAs(given.config, [&](const std::string& text) {
+                           return Config::FromJson(text, options);
+                         }));
     if (given.batch > 0) config.micro_batch_size = given.batch;
     if (given.micro_batches > 0) config.gradient_accumulation_steps = given.micro_batches;
     if ((given.batch > 0 || given.micro_batches > 0) && config.micro_batch_size > 0)

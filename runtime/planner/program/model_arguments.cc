@@ -4,9 +4,6 @@
 #include <utility>
 
 #include "CLI/CLI.hpp"
-#include "absl/strings/str_cat.h"
-#include "ebb/runtime/checkpoint/file_access.h"
-#include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/planner/hugging_face_config.h"
 #include "ebb/runtime/planner/model_of_tensors.h"
 
@@ -15,27 +12,11 @@ namespace {
 
 constexpr int64_t kSizeMax = 1 << 30;
 
-struct SizeFlag {
-  int64_t ModelShape::*of;
-  const char *flag, *what;
-};
-constexpr SizeFlag kSizes[] = {
-    {&ModelShape::layers, "--layers",
-     "blocks; sizes describe a gated transformer, or replace the model's"},
-    {&ModelShape::width, "--width", "width of the residual stream"},
-    {&ModelShape::heads, "--heads", "attention heads"},
-    {&ModelShape::key_value_heads, "--key-value-heads", "heads of keys and values"},
-    {&ModelShape::head_width, "--head-width", "width of a head"},
-    {&ModelShape::feed_forward, "--feed-forward", "width inside the feed-forward layer"},
-    {&ModelShape::vocabulary, "--vocabulary", "tokens of the vocabulary"},
-    {&ModelShape::experts, "--experts", "experts of a block"},
-    {&ModelShape::experts_of_token, "--experts-of-token", "experts that a token goes through"}};
-
 // A given size replaces that of the named model or of the file.
 absl::StatusOr<ModelShape> WithSizes(ModelShape shape, const ModelShape& given) {
   const bool is_known = shape.layers > 0;
   bool has_others = false;
-  for (const SizeFlag& size : kSizes) {
+  for (const ModelSize& size : ModelSizes()) {
     if (given.*size.of == 0) continue;
     has_others = has_others || shape.*size.of != given.*size.of;
     shape.*size.of = given.*size.of;
@@ -64,13 +45,9 @@ absl::StatusOr<Model> ModelOf(const ModelArguments& arguments) {
   if (!arguments.safetensors.empty()) return ModelOfSafetensors(arguments.safetensors);
   ModelShape shape{.name = "a gated transformer", .vocabulary = 32000, .context = 1 << 20};
   if (!arguments.config_json.empty()) {
-    EBB_ASSIGN_OR_RETURN(const std::string text,
-                         ReadWholeFile(TargetOf(arguments.config_json), /*bytes_max=*/1 << 20));
-    absl::StatusOr<ModelShape> read = ShapeOfConfigJson(text, arguments.config_json);
-    if (!read.ok())
-      return absl::Status(read.status().code(),
-                          absl::StrCat(arguments.config_json, ": ", read.status().message()));
-    shape = *std::move(read);
+    EBB_ASSIGN_OR_RETURN(shape, ReadAs(arguments.config_json, [&](const std::string& text) {
+                           return ShapeOfConfigJson(text, arguments.config_json);
+                         }));
   } else if (!arguments.name.empty()) {
     EBB_ASSIGN_OR_RETURN(shape, ShapeOfName(arguments.name));
   }
@@ -91,11 +68,13 @@ void AddModelOptions(CLI::App& app, ModelArguments& arguments) {
           ->option_text("FILE...");
   named->excludes(described)->excludes(stored);
   described->excludes(stored);
-  for (const SizeFlag& size : kSizes)
-    app.add_option(size.flag, arguments.shape.*size.of, size.what)
+  for (const ModelSize& size : ModelSizes()) {
+    if (size.what == nullptr) continue;
+    app.add_option(absl::StrCat("--", size.name), arguments.shape.*size.of, size.what)
         ->option_text("N")
         ->check(CLI::Range(int64_t{1}, kSizeMax))
         ->excludes(stored);
+  }
 }
 
 }  // namespace ebb::planner

@@ -5,6 +5,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "ebb/runtime/checkpoint/file_access.h"
+#include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/planner/model.h"
 #include "ebb/runtime/planner/model_shape.h"
 
@@ -13,6 +16,16 @@ class App;
 }
 
 namespace ebb::planner {
+
+// Reads a small file, or the target of a link, that an option names. Errors name the file.
+template <class Parse>
+auto ReadAs(const std::string& path, const Parse& parse) -> decltype(parse(std::string())) {
+  EBB_ASSIGN_OR_RETURN(const std::string text,
+                       ReadWholeFile(TargetOf(path), /*bytes_max=*/1 << 20));
+  auto read = parse(text);
+  if (read.ok()) return read;
+  return absl::Status(read.status().code(), absl::StrCat(path, ": ", read.status().message()));
+}
 
 // The values of the options, unchecked.
 struct ModelArguments {
