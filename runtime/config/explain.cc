@@ -12,7 +12,7 @@
 namespace ebb::config {
 namespace {
 
-std::string Default(const TakenKey& taken) {
+std::string DefaultOf(const TakenKey& taken) {
   if (taken.key == nullptr) return "";
   return std::string(taken.key->default_value.empty() ? "not given" : taken.key->default_value);
 }
@@ -26,7 +26,7 @@ absl::StatusOr<std::string> Explain(std::string_view text, const ReadOptions& op
   size_t key_width = 3, default_width = 7;
   for (const TakenKey& taken : keys) {
     key_width = std::max(key_width, Shortened(taken.shown).size());
-    default_width = std::max(default_width, Default(taken).size());
+    default_width = std::max(default_width, DefaultOf(taken).size());
   }
   // Values are short, except lists of paths, which make their line longer.
   const auto line = [&](const std::string& key, const std::string& value,
@@ -36,7 +36,7 @@ absl::StatusOr<std::string> Explain(std::string_view text, const ReadOptions& op
   };
   std::string lines = line("key", "value", "default", "taken");
   for (const TakenKey& taken : keys) {
-    lines += line(Shortened(taken.shown), taken.value, Default(taken), taken.how);
+    lines += line(Shortened(taken.shown), taken.value, DefaultOf(taken), taken.how);
   }
   const auto list = [&](std::string_view title, const std::vector<std::string>& sentences) {
     if (!sentences.empty()) lines += Join({"\n", title, "\n"});

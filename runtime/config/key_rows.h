@@ -224,6 +224,8 @@ const Row& FindRow(std::string_view path);  // which the table has
 // The value of the row's field. Null: it is not given.
 Json ValueOf(const Row& row, Config& config);
 
+inline constexpr double kLargestInt = 2147483647;  // for numbers that are counted in an int
+
 // The reason why keys about data are refused or have no meaning.
 inline constexpr std::string_view kTrainersData = "the data are the trainer's";
 

@@ -66,12 +66,12 @@ std::string AllowedHere(const Key& key) {
   return key.harmless.empty() ? "nothing" : Allowed(key);
 }
 
-std::string Default(const Key& key) {
+std::string DefaultCell(const Key& key) {
   if (!key.default_value.empty()) return Join({"`", key.default_value, "`"});
   return key.required_for.empty() ? Cell(key.if_absent) : "required";
 }
 
-std::string Row(const Key& key, std::string_view prefix) {
+std::string TableRow(const Key& key, std::string_view prefix) {
   const std::string name = Join({"`", key.path.substr(prefix.size()), "`"});
   if (!key.same_as.empty()) {
     return Join({"| ", name, " | | | | ", key.is_deprecated ? "old" : "another", " name of `",
@@ -85,17 +85,17 @@ std::string Row(const Key& key, std::string_view prefix) {
                                   {{"|", ", "}}),
               ")"});
   }
-  return Join({"| ", name, " | ", Cell(AllowedHere(key)), " | ", Default(key), " | ", TakenAs(key),
-               " | ", Cell(meaning), " |\n"});
+  return Join({"| ", name, " | ", Cell(AllowedHere(key)), " | ", DefaultCell(key), " | ",
+               TakenAs(key), " | ", Cell(meaning), " |\n"});
 }
 
 // The keys of one block, without those of inner blocks.
-std::string Section(const Key* block) {
+std::string TableOf(const Key* block) {
   const std::string prefix = block == nullptr ? "" : Join({block->path, "."});
   std::string rows;
   for (const Key& key : Keys()) {
     if (key.is_block() || !key.path.starts_with(prefix)) continue;
-    if (key.path.find('.', prefix.size()) == std::string_view::npos) rows += Row(key, prefix);
+    if (key.path.find('.', prefix.size()) == std::string_view::npos) rows += TableRow(key, prefix);
   }
   if (rows.empty()) return "";
   std::string head = "\n## Top level\n\n";
@@ -126,9 +126,9 @@ std::string NamesWithoutMeaning() {
 }  // namespace
 
 std::string KeysAsMarkdown() {
-  std::string text = Join({kHead, Section(nullptr)});
+  std::string text = Join({kHead, TableOf(nullptr)});
   for (const Key& key : Keys()) {
-    if (key.is_block() && key.same_as.empty()) text += Section(&key);
+    if (key.is_block() && key.same_as.empty()) text += TableOf(&key);
   }
   return text + NamesWithoutMeaning();
 }

@@ -26,7 +26,7 @@ void AddWords(std::string_view list, Json& words) {
   });
 }
 
-Json Words(std::string_view list) {
+Json WordList(std::string_view list) {
   Json words = Json::array();
   AddWords(list, words);
   return words;
@@ -94,7 +94,7 @@ Json Harmless(const Key& key) {
     return {{"type", "object"}, {"properties", {{"enabled", {{"enum", Json::array({false, 0})}}}}}};
   }
   if (key.harmless == "off") return {{"$ref", "#/definitions/off"}};
-  if (key.kind == Kind::kWord) return {{"enum", Words(key.harmless)}};
+  if (key.kind == Kind::kWord) return {{"enum", WordList(key.harmless)}};
   if (key.kind == Kind::kFlag) return {{"const", key.harmless == "true"}};
   if (key.harmless.starts_with("<=")) {
     return {{"type", "integer"}, {"maximum", Json::parse(key.harmless.substr(2))}};

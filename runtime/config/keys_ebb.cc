@@ -7,15 +7,13 @@ namespace {
 using enum Kind;
 using E = EbbConfig;
 
-constexpr double kInt32Max = 2147483647;
-
 std::vector<Row> Steps() {
   return {
       {"reduce_at", Choice(&E::reduce_at, "round|step", ReduceAt::kRound),
        "gradients are reduced each round or once a step",
        IfAbsent("`round` at stages 2 and 3, `step` at 0 and 1")},
       {"micro_batches_per_round", OrAll(&E::micro_batches_per_round, 0),
-       "micro-batches that one walk through the model serves", From(1, kInt32Max)},
+       "micro-batches that one walk through the model serves", From(1, kLargestInt)},
       {"asynchronous_step", Choice(&E::asynchronous_step, "auto|late|off"),
        "when updates run; auto: beside backward if allowed, late: beside the next forward, off: in "
        "the step"},
@@ -31,9 +29,9 @@ std::vector<Row> Steps() {
       {"reshard_after_forward", &E::reshard_after_forward,
        "whether a unit is released after its forward and gathered again in backward"},
       {"reduction_group", &E::reduction_group, "ranks that sum their gradients first",
-       From(1, kInt32Max), IfAbsent("the ranks of a host")},
+       From(1, kLargestInt), IfAbsent("the ranks of a host")},
       {"shard_group", &E::shard_group, "ranks that states are cut over (HSDP); 0: the world",
-       From(0, kInt32Max)},
+       From(0, kLargestInt)},
       {"timeout_seconds", &E::timeout_seconds, "longest wait for another rank", Above(0, 1e9)},
       {"trace", &E::trace, "file of the timeline", IfAbsent("no timeline")},
       {"deterministic_reduce", &E::deterministic_reduce,

@@ -6,9 +6,8 @@ namespace {
 
 using enum Kind;
 
-constexpr double kLargestCount = 2147483647;  // micro-batches are counted in an int
-constexpr double kLargestScalePower = 127;    // 2^127 is the largest power of two in fp32
-constexpr double kLargestRate = 1e30;         // products with factors are fp32 numbers, too
+constexpr double kLargestScalePower = 127;  // 2^127 is the largest power of two in fp32
+constexpr double kLargestRate = 1e30;       // products with factors are fp32 numbers, too
 
 // A switch that chooses the compute dtype.
 Field ComputesIn(DType dtype) {
@@ -46,10 +45,10 @@ std::vector<Row> Top() {
       {"train_batch_size", &C::train_batch_size, "samples of one optimizer step over all ranks",
        From(1), IfAbsent("from the next two")},
       {"train_micro_batch_size_per_gpu", &C::micro_batch_size,
-       "samples of one micro-batch of a rank", From(1, kLargestCount),
+       "samples of one micro-batch of a rank", From(1, kLargestInt),
        IfAbsent("from `train_batch_size`")},
       {"gradient_accumulation_steps", &C::gradient_accumulation_steps,
-       "micro-batches of one step of a rank", From(1, kLargestCount),
+       "micro-batches of one step of a rank", From(1, kLargestInt),
        IfAbsent("1, or from the other two")},
       {"managed_gradient_accumulation", kFlag,
        "a step lies between BeginStep and Finish; StepOptions::micro_batches sets how many "

@@ -7,8 +7,6 @@ namespace {
 
 using enum Kind;
 
-constexpr double kInt32Max = 2147483647;
-
 constexpr std::string_view kDevices = "none|cpu|nvme";
 
 std::vector<Row> Zero() {
@@ -49,7 +47,7 @@ std::vector<Row> Zero() {
       {"zero_hpz_partition_size", &Z::hpz_partition_size,
        "ranks that together hold a second copy of all parameters (hpZ), for all gathers of a step "
        "but a unit's first; at stage 3; 0 or 1: none",
-       From(0, kInt32Max)},
+       From(0, kLargestInt)},
       {"zero_quantized_weights", kFlag, "not built: parameters gathered in int8 change results",
        kUnlessFalse},
       {"zero_quantized_nontrainable_weights", kFlag,
@@ -59,7 +57,7 @@ std::vector<Row> Zero() {
       {"zeropp_loco_param", kAnything, "not built: it belongs to gradients reduced in int4",
        RefusedUnless("")},
       {"mics_shard_size", &Z::mics_shard_size,
-       "ebb.shard_group by DeepSpeed's name; below 1: the world", From(-1, kInt32Max)},
+       "ebb.shard_group by DeepSpeed's name; below 1: the world", From(-1, kLargestInt)},
   };
 }
 
@@ -74,7 +72,7 @@ std::vector<Row> Offload() {
       {"offload_param.nvme_path", &P::nvme_paths,
        "folder of the swap files, or several, which are striped", kPath},
       {"offload_param.buffer_count", &P::buffer_count,
-       "staging buffers between the disk and the device", kUpperLimit, From(1, kInt32Max)},
+       "staging buffers between the disk and the device", kUpperLimit, From(1, kLargestInt)},
       {"offload_param.buffer_size", &P::buffer_size, "elements of a staging buffer", kUpperLimit,
        From(1), IfAbsent("1e8, or what the largest unit needs")},
       {"offload_param.max_in_cpu", &P::max_in_cpu,
@@ -87,7 +85,7 @@ std::vector<Row> Offload() {
        "folder of the swap files, or several, which are striped", kPath},
       {"offload_optimizer.buffer_count", &O::buffer_count,
        "staging buffers of a piece that is read, updated and written", kUpperLimit,
-       From(1, kInt32Max)},
+       From(1, kLargestInt)},
       {"offload_optimizer.pin_memory", &O::pin_memory, "whether host memory is page-locked"},
       {"offload_optimizer.ratio", OrAuto(&O::ratio, &O::measures_ratio),
        "share of the optimizer states that is offloaded; the rest stays on the device; auto: "

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_split.h"
 #include "ebb/runtime/config/config.h"
 #include "ebb/runtime/config/keys.h"
 #include "fuzz_config.h"
@@ -99,32 +100,11 @@ TEST(Garbage, RandomBytesKeepTheInvariants) {
 
 // Well-formed, with every key of the table and values of every kind.
 TEST(Garbage, EveryKeyWithEveryKindOfValueKeepsTheInvariants) {
-  const char* const values[] = {"null",
-                                "true",
-                                "0",
-                                "1",
-                                "-1",
-                                "0.5",
-                                "5e8",
-                                "1e300",
-                                "-1e300",
-                                "1e-320",
-                                "9223372036854775807",
-                                "18446744073709551615",
-                                "1e19",
-                                "\"\"",
-                                "\"auto\"",
-                                "\"all\"",
-                                "\"fp16\"",
-                                "\"1e3\"",
-                                "\"\\u0000\"",
-                                "[]",
-                                "[0.1,0.2]",
-                                "[[]]",
-                                "{}",
-                                "{\"enabled\":true}",
-                                "{\"type\":\"SGD\"}",
-                                "{\"x\":{\"y\":[{}]}}"};
+  const std::vector<std::string> values = absl::StrSplit(
+      R"(null true 0 1 -1 0.5 5e8 1e300 -1e300 1e-320 9223372036854775807 18446744073709551615 1e19
+         "" "auto" "all" "fp16" "1e3" "\u0000" [] [0.1,0.2] [[]]
+         {} {"enabled":true} {"type":"SGD"} {"x":{"y":[{}]}})",
+      absl::ByAnyChar(" \n"), absl::SkipEmpty());
   std::vector<std::string> paths;
   for (const config::Key& key : config::Keys()) paths.emplace_back(key.path);
   for (const config::WithoutMeaning& without : config::KeysWithoutMeaning()) {
@@ -133,8 +113,8 @@ TEST(Garbage, EveryKeyWithEveryKindOfValueKeepsTheInvariants) {
     });
   }
   for (const std::string& whole : paths) {
-    for (const char* value : values) {
-      std::string text(value), path(whole);
+    for (std::string text : values) {
+      std::string path(whole);
       for (size_t dot; (dot = path.rfind('.')) != std::string::npos; path.resize(dot)) {
         text = "{\"" + path.substr(dot + 1) + "\":" + text + "}";
       }

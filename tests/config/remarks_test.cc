@@ -20,10 +20,13 @@ using ::testing::Not;
 // Sets keys for which the defaults would cause remarks.
 constexpr char kQuiet[] = R"("gradient_clipping": 1, "optimizer": {"type": "AdamW"})";
 
+Config Read(const std::string& json, const ReadOptions& options = {}) {
+  const absl::StatusOr<Config> config = Config::FromJson(json, options);
+  EXPECT_TRUE(config.ok()) << config.status() << "\n" << json;
+  return config.value_or(Config());
+}
 std::vector<std::string> RemarksOn(const std::string& keys) {
-  const absl::StatusOr<Config> config = Config::FromJson(absl::StrCat("{", kQuiet, keys, "}"));
-  EXPECT_TRUE(config.ok()) << config.status() << "\n" << keys;
-  return config.ok() ? config->remarks : std::vector<std::string>();
+  return Read(absl::StrCat("{", kQuiet, keys, "}")).remarks;
 }
 
 TEST(Remarks, AreSilentOnKeysThatAreTakenLiterally) {
@@ -33,9 +36,8 @@ TEST(Remarks, AreSilentOnKeysThatAreTakenLiterally) {
 }
 
 TEST(Remarks, NameUnexpectedDefaults) {
-  const absl::StatusOr<Config> config = Config::FromJson(R"({"bf16": {"enabled": true}})");
-  ASSERT_TRUE(config.ok()) << config.status();
-  EXPECT_THAT(config->remarks,
+  const Config config = Read(R"({"bf16": {"enabled": true}})");
+  EXPECT_THAT(config.remarks,
               ElementsAre("gradients are clipped to a global norm of 1.0, DeepSpeed's default; "
                           "\"gradient_clipping\": 0 turns it off",
                           HasSubstr("no \"optimizer\": AdamW, a learning rate of 0.001"),
@@ -73,7 +75,7 @@ TEST(Remarks, OldFormsAndNames) {
 }
 
 TEST(Remarks, AdamIsAdamW) {
-  const auto remarks = [](const std::string& json) { return Config::FromJson(json)->remarks; };
+  const auto remarks = [](const std::string& json) { return Read(json).remarks; };
   const auto about_adam = Contains(HasSubstr("\"Adam\" decouples weight decay"));
   EXPECT_THAT(remarks(R"({"optimizer": {"type": "Adam"}})"), about_adam);
   EXPECT_THAT(remarks(R"({"optimizer": {"type": "AdamW"}})"), Not(about_adam));
@@ -94,10 +96,9 @@ TEST(Remarks, NameSchedulesThatHaveNoEffect) {
   EXPECT_THAT(RemarksOn(R"(, "scheduler": {"type": "WarmupDecayLR",
                              "params": {"total_num_steps": 10, "warmup_num_steps": 20}})"),
               ElementsAre(HasSubstr("total_num_steps is less than its warmup_num_steps")));
-  const absl::StatusOr<Config> config = Config::FromJson(R"({"optimizer": {"type": "SGD"},
+  const Config config = Read(R"({"optimizer": {"type": "SGD"},
       "scheduler": {"type": "OneCycle", "params": {"cycle_min_lr": 0.1, "cycle_max_lr": 1}}})");
-  ASSERT_TRUE(config.ok()) << config.status();
-  EXPECT_THAT(config->remarks, Contains(HasSubstr("betas, but SGD has none")));
+  EXPECT_THAT(config.remarks, Contains(HasSubstr("betas, but SGD has none")));
 }
 
 TEST(Remarks, SecondaryShardsAreOfStage3) {
@@ -224,45 +225,38 @@ INSTANTIATE_TEST_SUITE_P(
                   "is taken as 1, as")));
 
 TEST(Remarks, ZerosThatMeanTheDefault) {
-  const absl::StatusOr<Config> config = Config::FromJson(
+  const Config config = Read(
       R"({"zero_optimization": {"sub_group_size": 0}, "fp16": {"enabled": true,
           "min_loss_scale": 0}, "scheduler": {"type": "WarmupLR",
           "params": {"warmup_num_steps": 0}}})");
-  ASSERT_TRUE(config.ok()) << config.status();
-  EXPECT_EQ(config->zero.sub_group_size, 1'000'000'000);
-  EXPECT_EQ(config->loss_scale.min_scale, 1);
-  EXPECT_EQ(config->scheduler.warmup_num_steps, 0);
-  EXPECT_THAT(config->remarks, Contains(HasSubstr("\"fp16.min_loss_scale\" 0 is taken as 1")));
-  EXPECT_THAT(config->remarks, Contains(HasSubstr("sub_group_size\" 0 is taken as the default")));
+  EXPECT_EQ(config.zero.sub_group_size, 1'000'000'000);
+  EXPECT_EQ(config.loss_scale.min_scale, 1);
+  EXPECT_EQ(config.scheduler.warmup_num_steps, 0);
+  EXPECT_THAT(config.remarks, Contains(HasSubstr("\"fp16.min_loss_scale\" 0 is taken as 1")));
+  EXPECT_THAT(config.remarks, Contains(HasSubstr("sub_group_size\" 0 is taken as the default")));
 }
 
 // A name of the user's choice is a group only if its value is one.
 TEST(Remarks, CommentsAreNoParameterGroups) {
-  const absl::StatusOr<Config> config = Config::FromJson(
+  const Config config = Read(
       R"({"ebb": {"parameter_groups": {"_comment": "x", "// note": [1], "comment": null,
                                        "_group": {"lr_factor": 0.5}}}})");
-  ASSERT_TRUE(config.ok()) << config.status();
-  ASSERT_EQ(config->ebb.parameter_groups.size(), 1u);
-  EXPECT_EQ(config->ebb.parameter_groups.at("_group").lr_factor, 0.5);
-  EXPECT_THAT(config->warnings, testing::IsEmpty());
+  ASSERT_EQ(config.ebb.parameter_groups.size(), 1u);
+  EXPECT_EQ(config.ebb.parameter_groups.at("_group").lr_factor, 0.5);
+  EXPECT_THAT(config.warnings, testing::IsEmpty());
 }
 
 TEST(Remarks, CommentsAreNoKeys) {
-  const absl::StatusOr<Config> config = Config::FromJson(
+  const Config config = Read(
       R"({"_comment": "x", "// note": [1], "Comment": {}, "$schema": "ebb-config.schema.json",
           "zero_optimization": {"_why": 1, "//": 2, "stage": 1}, "tensorboard": {"_x": 1}})");
-  ASSERT_TRUE(config.ok()) << config.status();
-  EXPECT_EQ(config->zero.stage, 1);
-  EXPECT_THAT(config->warnings, ElementsAre());
+  EXPECT_EQ(config.zero.stage, 1);
+  EXPECT_THAT(config.warnings, ElementsAre());
 }
 
 // Keys that DeepSpeed ignores silently.
 TEST(Warnings, NameKeysThatAreNone) {
-  const auto warnings = [](const std::string& json) {
-    const absl::StatusOr<Config> config = Config::FromJson(json);
-    EXPECT_TRUE(config.ok()) << config.status();
-    return config.ok() ? config->warnings : std::vector<std::string>();
-  };
+  const auto warnings = [](const std::string& json) { return Read(json).warnings; };
   EXPECT_THAT(warnings(R"({"job": 1})"),
               ElementsAre("\"job\" is not a key; it is ignored, as in DeepSpeed"));
   EXPECT_THAT(warnings(R"({"stage": 3})"),
@@ -287,13 +281,11 @@ TEST(Overrides, ComeBeforeTheCheck) {
       R"({"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}},
                                "ebb": {"split_master": true}})";
   EXPECT_FALSE(Config::FromJson(json).ok());
-  const absl::StatusOr<Config> config =
-      Config::FromJson(json, {.overrides = [](Config& read) {
-                         read.zero.offload_param.nvme_paths = {"/disk"};
-                         read.compute = DType::kBFloat16;
-                       }});
-  ASSERT_TRUE(config.ok()) << config.status();
-  EXPECT_EQ(config->compute, DType::kBFloat16);
+  const Config config = Read(json, {.overrides = [](Config& read) {
+                               read.zero.offload_param.nvme_paths = {"/disk"};
+                               read.compute = DType::kBFloat16;
+                             }});
+  EXPECT_EQ(config.compute, DType::kBFloat16);
 }
 
 TEST(Remarks, OldFormsOfOffload) {
@@ -327,13 +319,12 @@ TEST(Auto, TakesTheDefaultAndSaysSo) {
 }
 
 TEST(Auto, TheWarmUpRisesToTheOptimizersRate) {
-  const absl::StatusOr<Config> config = Config::FromJson(R"({
+  const Config config = Read(R"({
       "optimizer": {"type": "AdamW", "params": {"lr": 0.02}},
       "scheduler": {"type": "WarmupDecayLR",
                     "params": {"warmup_max_lr": "auto", "total_num_steps": 2000}}})");
-  ASSERT_TRUE(config.ok()) << config.status();
-  EXPECT_EQ(config->scheduler.warmup_max_lr, 0.02);
-  EXPECT_THAT(config->remarks, Contains(HasSubstr("taken as the optimizer's rate")));
+  EXPECT_EQ(config.scheduler.warmup_max_lr, 0.02);
+  EXPECT_THAT(config.remarks, Contains(HasSubstr("taken as the optimizer's rate")));
 }
 
 TEST(Auto, TakesTheDefaultsOfTierKeys) {
@@ -369,21 +360,20 @@ constexpr char kHuggingFace[] = R"({
     "wall_clock_breakdown": false})";
 
 TEST(Auto, ReadsHuggingFacesZero3File) {
-  const absl::StatusOr<Config> config = Config::FromJson(kHuggingFace);
-  ASSERT_TRUE(config.ok()) << config.status();
-  EXPECT_EQ(config->zero.stage, 3);
-  EXPECT_EQ(config->optimizer, OptimizerConfig());
-  EXPECT_EQ(config->scheduler.type, SchedulerType::kWarmup);
-  EXPECT_EQ(config->scheduler.warmup_max_lr, 0.001);
-  EXPECT_EQ(config->gradient_clipping, 1.0);
-  EXPECT_THAT(config->remarks, Contains(AllOf(HasSubstr("\"auto\" taken as the default: "),
-                                              HasSubstr("\"optimizer.params.eps\" 1e-8"),
-                                              HasSubstr("\"gradient_clipping\" 1.0"))));
-  EXPECT_THAT(config->remarks, Not(Contains(HasSubstr("by the trainer"))));
+  const Config config = Read(kHuggingFace);
+  EXPECT_EQ(config.zero.stage, 3);
+  EXPECT_EQ(config.optimizer, OptimizerConfig());
+  EXPECT_EQ(config.scheduler.type, SchedulerType::kWarmup);
+  EXPECT_EQ(config.scheduler.warmup_max_lr, 0.001);
+  EXPECT_EQ(config.gradient_clipping, 1.0);
+  EXPECT_THAT(config.remarks, Contains(AllOf(HasSubstr("\"auto\" taken as the default: "),
+                                             HasSubstr("\"optimizer.params.eps\" 1e-8"),
+                                             HasSubstr("\"gradient_clipping\" 1.0"))));
+  EXPECT_THAT(config.remarks, Not(Contains(HasSubstr("by the trainer"))));
   // The batch size is unknown until the program sets it.
-  EXPECT_THAT(std::string(config->ForWorld(2).status().message()),
+  EXPECT_THAT(std::string(config.ForWorld(2).status().message()),
               HasSubstr("in Python transformers'"));
-  Config completed = *config;
+  Config completed = config;
   completed.micro_batch_size = 4;
   EXPECT_EQ(completed.ForWorld(2)->train_batch_size, 8);
 }
@@ -434,59 +424,56 @@ constexpr TrainerValues kTrainer = {.micro_batch_size = 4,
                                     .compute = DType::kBFloat16};
 
 TEST(Auto, TheTrainerFillsInItsValuesWithOneRemark) {
-  const absl::StatusOr<Config> config = Config::FromJson(kHuggingFace, {.trainer = kTrainer});
-  ASSERT_TRUE(config.ok()) << config.status();
-  EXPECT_EQ(config->compute, DType::kBFloat16);
-  EXPECT_EQ(config->micro_batch_size, 4);
-  EXPECT_EQ(config->gradient_accumulation_steps, 2);
-  EXPECT_EQ(config->gradient_clipping, 0.5);
-  EXPECT_EQ(config->optimizer.learning_rate, 3e-4);
-  EXPECT_EQ(config->optimizer.beta1, 0.8);
-  EXPECT_EQ(config->optimizer.beta2, 0.9);
-  EXPECT_EQ(config->optimizer.epsilon, 1e-6);
-  EXPECT_EQ(config->optimizer.weight_decay, 0.1);
-  EXPECT_EQ(config->scheduler.warmup_num_steps, 30);
-  EXPECT_EQ(config->scheduler.warmup_max_lr, 3e-4);
-  EXPECT_EQ(config->ForWorld(2)->train_batch_size, 16);
+  const Config config = Read(kHuggingFace, {.trainer = kTrainer});
+  EXPECT_EQ(config.compute, DType::kBFloat16);
+  EXPECT_EQ(config.micro_batch_size, 4);
+  EXPECT_EQ(config.gradient_accumulation_steps, 2);
+  EXPECT_EQ(config.gradient_clipping, 0.5);
+  EXPECT_EQ(config.optimizer.learning_rate, 3e-4);
+  EXPECT_EQ(config.optimizer.beta1, 0.8);
+  EXPECT_EQ(config.optimizer.beta2, 0.9);
+  EXPECT_EQ(config.optimizer.epsilon, 1e-6);
+  EXPECT_EQ(config.optimizer.weight_decay, 0.1);
+  EXPECT_EQ(config.scheduler.warmup_num_steps, 30);
+  EXPECT_EQ(config.scheduler.warmup_max_lr, 3e-4);
+  EXPECT_EQ(config.ForWorld(2)->train_batch_size, 16);
   const auto filled = [](const std::string& remark) {
     return remark.starts_with("filled in by the trainer: ");
   };
-  ASSERT_EQ(std::count_if(config->remarks.begin(), config->remarks.end(), filled), 1);
-  EXPECT_THAT(config->remarks, Contains(AllOf(HasSubstr("\"optimizer.params.lr\" 0.0003"),
-                                              HasSubstr("\"bf16.enabled\" true"),
-                                              HasSubstr("\"gradient_clipping\" 0.5"))));
+  ASSERT_EQ(std::count_if(config.remarks.begin(), config.remarks.end(), filled), 1);
+  EXPECT_THAT(config.remarks, Contains(AllOf(HasSubstr("\"optimizer.params.lr\" 0.0003"),
+                                             HasSubstr("\"bf16.enabled\" true"),
+                                             HasSubstr("\"gradient_clipping\" 0.5"))));
 }
 
 TEST(Auto, AGivenValueIsNotReplaced) {
-  const absl::StatusOr<Config> config = Config::FromJson(
+  const Config config = Read(
       R"({"train_batch_size": 24, "train_micro_batch_size_per_gpu": "auto",
           "gradient_accumulation_steps": "auto", "fp16": {"enabled": true},
           "bf16": {"enabled": "auto"}, "gradient_clipping": 2,
           "optimizer": {"type": "AdamW", "params": {"lr": 0.5}}})",
       {.trainer = kTrainer});
-  ASSERT_TRUE(config.ok()) << config.status();
-  EXPECT_EQ(config->compute, DType::kFloat16);
-  EXPECT_EQ(config->gradient_clipping, 2);
-  EXPECT_EQ(config->optimizer.learning_rate, 0.5);
-  EXPECT_EQ(config->optimizer.epsilon, 1e-8);
-  EXPECT_EQ(config->ForWorld(2)->micro_batch_size, 12) << "DeepSpeed's arithmetic";
+  EXPECT_EQ(config.compute, DType::kFloat16);
+  EXPECT_EQ(config.gradient_clipping, 2);
+  EXPECT_EQ(config.optimizer.learning_rate, 0.5);
+  EXPECT_EQ(config.optimizer.epsilon, 1e-8);
+  EXPECT_EQ(config.ForWorld(2)->micro_batch_size, 12) << "DeepSpeed's arithmetic";
 }
 
 TEST(Auto, AMissingRequiredKeyIsFilledIn) {
-  const absl::StatusOr<Config> config = Config::FromJson(
+  const Config config = Read(
       R"({"scheduler": {"type": "WarmupCosineLR", "params": {}},
           "ebb": {"parameter_groups": {"g": {"optimizer": {"type": "SGD",
                                                            "params": {"lr": "auto"}}}}}})",
       {.trainer = kTrainer});
-  ASSERT_TRUE(config.ok()) << config.status();
-  EXPECT_EQ(config->micro_batch_size, 4);
-  EXPECT_EQ(config->scheduler.total_num_steps, 700);
-  EXPECT_EQ(config->scheduler.warmup_num_steps, 1000) << "DeepSpeed's default";
-  EXPECT_EQ(config->optimizer.learning_rate, 3e-4);
-  EXPECT_EQ(config->optimizer.beta2, 0.9);
-  EXPECT_EQ(config->ebb.parameter_groups.at("g").optimizer->learning_rate, 3e-4);
-  EXPECT_EQ(config->compute, DType::kFloat32) << "neither fp16 nor bf16 is fp32 in DeepSpeed";
-  EXPECT_EQ(config->gradient_clipping, 1.0);
+  EXPECT_EQ(config.micro_batch_size, 4);
+  EXPECT_EQ(config.scheduler.total_num_steps, 700);
+  EXPECT_EQ(config.scheduler.warmup_num_steps, 1000) << "DeepSpeed's default";
+  EXPECT_EQ(config.optimizer.learning_rate, 3e-4);
+  EXPECT_EQ(config.optimizer.beta2, 0.9);
+  EXPECT_EQ(config.ebb.parameter_groups.at("g").optimizer->learning_rate, 3e-4);
+  EXPECT_EQ(config.compute, DType::kFloat32) << "neither fp16 nor bf16 is fp32 in DeepSpeed";
+  EXPECT_EQ(config.gradient_clipping, 1.0);
 }
 
 TEST(Auto, TheTrainersValuesAreCheckedLikeAFile) {
