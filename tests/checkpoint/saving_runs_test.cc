@@ -1,7 +1,6 @@
 // Runs that save: one at a time to a folder, in bounded memory, within the limits of the system.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/resource.h>
 
 #include <atomic>
 #include <filesystem>
@@ -14,6 +13,7 @@
 #include "ebb/runtime/checkpoint/rank_file.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "save_fault_fixture.h"
+#include "tests/offload/limited.h"
 #include "tests/status.h"
 #include "way.h"
 
@@ -144,13 +144,10 @@ TEST_F(SavingRunsTest, AFileBeyondTheLimitOfItsSizeIsAnErrorAndTheOlderOneStays)
     ASSERT_OK(Train(engine, model, rank, 0, 1));
     ASSERT_OK(SaveCheckpoint(engine, folder_).status());
     ASSERT_OK(Train(engine, model, rank, 1, 2));
-    rlimit old = {};
-    getrlimit(RLIMIT_FSIZE, &old);
-    const rlimit less = {.rlim_cur = 1024, .rlim_max = old.rlim_max};
-    setrlimit(RLIMIT_FSIZE, &less);
-    const absl::Status status = SaveCheckpoint(engine, folder_).status();
-    setrlimit(RLIMIT_FSIZE, &old);
-    EXPECT_THAT(status, Says("rank-00000", "ulimit -f"));
+    {
+      const Limited small(RLIMIT_FSIZE, 1024);
+      EXPECT_THAT(SaveCheckpoint(engine, folder_).status(), Says("rank-00000", "ulimit -f"));
+    }
     EXPECT_THAT(*CheckpointsIn(folder_), ElementsAre("step-000000001"));
     ASSERT_OK(SaveCheckpoint(engine, folder_).status());
   });

@@ -3,10 +3,8 @@
 #include "ebb/runtime/checkpoint/streamed_file.h"
 
 #include <gtest/gtest.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 
-#include <csignal>
 #include <filesystem>
 #include <random>
 #include <string>
@@ -14,6 +12,7 @@
 
 #include "ebb/runtime/checkpoint/file_access.h"
 #include "ebb/runtime/checkpoint/read_ahead.h"
+#include "tests/offload/limited.h"
 #include "tests/offload/scratch.h"
 #include "tests/status.h"
 
@@ -131,17 +130,10 @@ TEST_P(StreamedFileTest, AnErrorOfAReadNamesTheFile) {
 
 // The limit of the file size acts like a full disk.
 TEST_P(StreamedFileTest, SpaceThatIsNotThereIsAnErrorBeforeAByteIsWritten) {
-  rlimit before = {};
-  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
-  rlimit small = before;
-  small.rlim_cur = 1 << 20;
-  const auto ignored = std::signal(SIGXFSZ, SIG_IGN);
-  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+  const FullDisk full(1 << 20);
   auto file = StreamedFile::Create(Path("large"), GetParam().backend);
   file->Expect(0, 2 << 20);
   const absl::Status reserved = file->Append(Bytes(1));
-  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
-  std::signal(SIGXFSZ, ignored);
   EXPECT_FALSE(reserved.ok());
   EXPECT_NE(reserved.message().find("reserving 2097152 bytes for '" + Path("large")),
             std::string::npos)

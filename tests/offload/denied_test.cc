@@ -42,58 +42,74 @@ using ::testing::Not;
 
 constexpr int64_t kBytes = int64_t{4} << 20;
 
-ShardFile::Options OptionsIn(const Scratch& scratch, const PinnedMemory& memory) {
-  ShardFile::Options options;
-  options.directories = scratch.Directories(2);
-  options.name = "shards";
-  options.bytes = kBytes;
-  options.memory = {memory.buffer.span()};
-  return options;
-}
-
-// Writes and reads a file, twice, and returns how it reached the disk.
-std::string RoundTrips(const ShardFile::Options& options, const PinnedMemory& memory) {
-  std::string description;
-  for (int i = 0; i < 2; ++i) {
-    auto file = ShardFile::Create(options);
-    if (!file.ok()) return file.status().ToString();
-    description = (*file)->description();
-    const std::span<std::byte> data = memory.buffer.span();
-    FillRandomly(data, 1);
-    const std::vector<std::byte> written(data.begin(), data.end());
-    IoTransfer transfer;
-    (*file)->StartWrite(transfer, 0, data.data(), kBytes);
-    if (absl::Status status = (*file)->Wait(transfer); !status.ok()) return status.ToString();
-    std::memset(data.data(), 0, data.size());
-    (*file)->StartRead(transfer, 0, data.data(), kBytes);
-    if (absl::Status status = (*file)->Wait(transfer); !status.ok()) return status.ToString();
-    if (std::memcmp(data.data(), written.data(), data.size()) != 0) return "wrong data";
-  }
-  return description;
-}
-
 // The result of RoundTrips under `refusal`, and the log.
 struct Outcome {
   std::string description;
   std::string log;
 };
-std::optional<Outcome> RoundTripsRefused(Refusal refusal, IoBackend backend = IoBackend::kAuto) {
-  const Scratch scratch;
-  const PinnedMemory memory = Memory(kBytes);
-  Outcome outcome;
-  ::testing::internal::CaptureStderr();
-  const bool ran = RunRefused(refusal, [&] {
-    ShardFile::Options options = OptionsIn(scratch, memory);
+class DeniedTest : public ::testing::Test {
+ protected:
+  ShardFile::Options Options(IoBackend backend = IoBackend::kAuto) const {
+    ShardFile::Options options;
+    options.directories = scratch_.Directories(2);
+    options.name = "shards";
+    options.bytes = kBytes;
+    options.memory = {memory_.buffer.span()};
     options.backend = backend;
-    outcome.description = RoundTrips(options, memory);
-  });
-  outcome.log = ::testing::internal::GetCapturedStderr();
-  if (!ran) return std::nullopt;
-  return outcome;
-}
+    return options;
+  }
+  // Writes and reads a file, twice, and returns how it reached the disk.
+  std::string RoundTrips(const ShardFile::Options& options) const {
+    std::string description;
+    for (int i = 0; i < 2; ++i) {
+      auto file = ShardFile::Create(options);
+      if (!file.ok()) return file.status().ToString();
+      description = (*file)->description();
+      const std::span<std::byte> data = memory_.buffer.span();
+      FillRandomly(data, 1);
+      const std::vector<std::byte> written(data.begin(), data.end());
+      IoTransfer transfer;
+      (*file)->StartWrite(transfer, 0, data.data(), kBytes);
+      if (absl::Status status = (*file)->Wait(transfer); !status.ok()) return status.ToString();
+      std::memset(data.data(), 0, data.size());
+      (*file)->StartRead(transfer, 0, data.data(), kBytes);
+      if (absl::Status status = (*file)->Wait(transfer); !status.ok()) return status.ToString();
+      if (std::memcmp(data.data(), written.data(), data.size()) != 0) return "wrong data";
+    }
+    return description;
+  }
 
-TEST(DeniedTest, IoUringIsReplacedByThreads) {
-  InNewProcess([] {
+  std::optional<Outcome> RoundTripsRefused(Refusal refusal,
+                                           IoBackend backend = IoBackend::kAuto) const {
+    Outcome outcome;
+    ::testing::internal::CaptureStderr();
+    const bool ran =
+        RunRefused(refusal, [&] { outcome.description = RoundTrips(Options(backend)); });
+    outcome.log = ::testing::internal::GetCapturedStderr();
+    if (!ran) return std::nullopt;
+    return outcome;
+  }
+
+  // The error of a file that demands io_uring; nothing: no filter can be set here.
+  std::optional<absl::Status> ErrorOfUringRefused(Refusal refusal) const {
+    absl::Status status;
+    const bool ran = RunRefused(
+        refusal, [&] { status = ShardFile::Create(Options(IoBackend::kUring)).status(); });
+    if (!ran) return std::nullopt;
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(scratch_.Entries(), ::testing::IsEmpty());
+    return status;
+  }
+
+  const Scratch scratch_;
+  const PinnedMemory memory_ = Memory(kBytes);
+};
+using MemlockDeathTest = DeniedTest;
+using ThreadLimitDeathTest = DeniedTest;
+using FileSizeLimitDeathTest = DeniedTest;
+
+TEST_F(DeniedTest, IoUringIsReplacedByThreads) {
+  InNewProcess([&] {
     for (const int error : {EPERM, ENOSYS, EACCES}) {
       const auto outcome = RoundTripsRefused({SYS_io_uring_setup, error});
       if (!outcome) GTEST_SKIP() << "no seccomp filter can be set here";
@@ -109,7 +125,7 @@ TEST(DeniedTest, IoUringIsReplacedByThreads) {
 }
 
 // A profile that allows only io_uring_setup.
-TEST(DeniedTest, IoUringThatTakesNoRequestIsReplacedByThreads) {
+TEST_F(DeniedTest, IoUringThatTakesNoRequestIsReplacedByThreads) {
   for (const int error : {EPERM, ENOSYS, EACCES}) {
     const auto outcome = RoundTripsRefused({SYS_io_uring_enter, error});
     if (!outcome) GTEST_SKIP() << "no seccomp filter can be set here";
@@ -117,23 +133,7 @@ TEST(DeniedTest, IoUringThatTakesNoRequestIsReplacedByThreads) {
   }
 }
 
-// The error of a file that demands io_uring; nothing: no filter can be set here.
-std::optional<absl::Status> ErrorOfUringRefused(Refusal refusal) {
-  const Scratch scratch;
-  const PinnedMemory memory = Memory(kBytes);
-  absl::Status status;
-  const bool ran = RunRefused(refusal, [&] {
-    ShardFile::Options options = OptionsIn(scratch, memory);
-    options.backend = IoBackend::kUring;
-    status = ShardFile::Create(options).status();
-  });
-  if (!ran) return std::nullopt;
-  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(scratch.Entries(), ::testing::IsEmpty());
-  return status;
-}
-
-TEST(DeniedTest, DemandedIoUringIsAnErrorIfThereIsNone) {
+TEST_F(DeniedTest, DemandedIoUringIsAnErrorIfThereIsNone) {
   for (const int system_call : {SYS_io_uring_setup, SYS_io_uring_enter}) {
     const auto status = ErrorOfUringRefused({system_call, EPERM});
     if (!status) GTEST_SKIP() << "no seccomp filter can be set here";
@@ -142,14 +142,14 @@ TEST(DeniedTest, DemandedIoUringIsAnErrorIfThereIsNone) {
   }
 }
 
-TEST(DeniedTest, IoUringWithoutLockedMemorySaysHowToRaiseTheLimit) {
+TEST_F(DeniedTest, IoUringWithoutLockedMemorySaysHowToRaiseTheLimit) {
   const auto status = ErrorOfUringRefused({SYS_io_uring_setup, ENOMEM});
   if (!status) GTEST_SKIP() << "no seccomp filter can be set here";
   EXPECT_THAT(status->message(),
               AllOf(HasSubstr("io_uring is not available"), HasSubstr(kRaiseLockedMemory)));
 }
 
-TEST(DeniedTest, RegistrationIsNotNeeded) {
+TEST_F(DeniedTest, RegistrationIsNotNeeded) {
   for (const int error : {EPERM, ENOMEM}) {
     const auto outcome = RoundTripsRefused({SYS_io_uring_register, error});
     if (!outcome) GTEST_SKIP() << "no seccomp filter can be set here";
@@ -158,8 +158,8 @@ TEST(DeniedTest, RegistrationIsNotNeeded) {
   }
 }
 
-TEST(DeniedTest, DirectTransfersAreReplacedByThePageCache) {
-  InNewProcess([] {
+TEST_F(DeniedTest, DirectTransfersAreReplacedByThePageCache) {
+  InNewProcess([&] {
     std::string log;
     for (const IoBackend backend : {IoBackend::kAuto, IoBackend::kThreads}) {
       const auto outcome = RoundTripsRefused({SYS_fcntl, EINVAL, 2, O_DIRECT}, backend);
@@ -171,44 +171,39 @@ TEST(DeniedTest, DirectTransfersAreReplacedByThePageCache) {
   });
 }
 
-TEST(DeniedTest, DirectTransfersThatAreRefusedLateAreReplacedByThePageCache) {
-  const Scratch scratch;
-  const PinnedMemory memory = Memory(kBytes);
+TEST_F(DeniedTest, DirectTransfersThatAreRefusedLateAreReplacedByThePageCache) {
   std::string description;
   // The first whole block of Create.
   const bool ran = RunRefused({SYS_pwrite64, EINVAL, 2, 4096}, [&] {
-    ASSERT_OK_AND_ASSIGN(auto file, ShardFile::Create(OptionsIn(scratch, memory)));
+    ASSERT_OK_AND_ASSIGN(auto file, ShardFile::Create(Options()));
     description = file->description();
   });
   if (!ran) GTEST_SKIP() << "no seccomp filter can be set here";
   EXPECT_THAT(description, HasSubstr("page cache"));
 }
 
-TEST(DeniedTest, AFileInMemoryWorksToo) {
+TEST_F(DeniedTest, AFileInMemoryWorksToo) {
   std::string path = "/dev/shm/ebb-test-XXXXXX";
   if (mkdtemp(path.data()) == nullptr) GTEST_SKIP() << "no /dev/shm";
-  const PinnedMemory memory = Memory(kBytes);
   ShardFile::Options options;
   options.directories = {path};
   options.name = "shards";
   options.bytes = kBytes;
   for (const IoBackend backend : {IoBackend::kAuto, IoBackend::kThreads}) {
     options.backend = backend;
-    EXPECT_THAT(RoundTrips(options, memory),
+    EXPECT_THAT(RoundTrips(options),
                 ::testing::AnyOf(HasSubstr("O_DIRECT"), HasSubstr("page cache")));
   }
   EXPECT_EQ(rmdir(path.c_str()), 0);
 }
 
 // Like ext2, or NFS before 4.2, or a seccomp profile.
-TEST(DeniedTest, SpaceThatCannotBeReservedIsWrittenFullOfZeros) {
-  InNewProcess([] {
+TEST_F(DeniedTest, SpaceThatCannotBeReservedIsWrittenFullOfZeros) {
+  InNewProcess([&] {
     for (const int error : {EOPNOTSUPP, ENOSYS}) {
-      const Scratch scratch;
-      const PinnedMemory memory = Memory(kBytes);
       ::testing::internal::CaptureStderr();
       const bool ran = RunRefused({SYS_fallocate, error}, [&] {
-        ShardFile::Options options = OptionsIn(scratch, memory);
+        ShardFile::Options options = Options();
         MadeFiles::Watch();
         ASSERT_OK_AND_ASSIGN(auto file, ShardFile::Create(options));
         for (const std::string& directory : options.directories) {
@@ -219,15 +214,15 @@ TEST(DeniedTest, SpaceThatCannotBeReservedIsWrittenFullOfZeros) {
           if (disk.f_type == BTRFS_SUPER_MAGIC) continue;  // it may compress them
           EXPECT_GE(filled.st_blocks * 512, filled.st_size);
         }
-        FillRandomly(memory.buffer.span(), 1);
+        FillRandomly(memory_.buffer.span(), 1);
         IoTransfer transfer;
-        file->StartRead(transfer, 0, memory.buffer.data(), kBytes);
+        file->StartRead(transfer, 0, memory_.buffer.data(), kBytes);
         ASSERT_EQ(file->Wait(transfer), absl::OkStatus());
-        const std::span<std::byte> data = memory.buffer.span();
+        const std::span<std::byte> data = memory_.buffer.span();
         EXPECT_TRUE(
             std::all_of(data.begin(), data.end(), [](auto b) { return b == std::byte{0}; }));
         file.reset();
-        EXPECT_THAT(RoundTrips(options, memory), Not(HasSubstr("wrong")));
+        EXPECT_THAT(RoundTrips(options), Not(HasSubstr("wrong")));
       });
       const std::string log = ::testing::internal::GetCapturedStderr();
       if (!ran) GTEST_SKIP() << "no seccomp filter can be set here";
@@ -238,24 +233,22 @@ TEST(DeniedTest, SpaceThatCannotBeReservedIsWrittenFullOfZeros) {
   });
 }
 
-TEST(DeniedTest, ADiskThatIsFullBeforeTheZerosEndIsAnErrorOfCreate) {
+TEST_F(DeniedTest, ADiskThatIsFullBeforeTheZerosEndIsAnErrorOfCreate) {
   for (const int error : {ENOSPC, EDQUOT}) {
-    const Scratch scratch;
-    const PinnedMemory memory = Memory(kBytes);
     absl::Status status;
     bool ran = false;
     // The zeros come in MiBs.
     const bool ran_both = RunRefused({SYS_fallocate, EOPNOTSUPP}, [&] {
       ran = RunRefused({SYS_pwrite64, error, 2, 1 << 20}, [&] {
-        ShardFile::Options options = OptionsIn(scratch, memory);
+        ShardFile::Options options = Options();
         options.whole_need = "this rank needs more";
         status = ShardFile::Create(options).status();
       });
     });
     if (!ran || !ran_both) GTEST_SKIP() << "no seccomp filter can be set here";
     EXPECT_THAT(status, StatusIs(absl::StatusCode::kResourceExhausted, "cannot reserve",
-                                 scratch.path(), "this rank needs more", "free space"));
-    EXPECT_THAT(scratch.Entries(), ::testing::IsEmpty());
+                                 scratch_.path(), "this rank needs more", "free space"));
+    EXPECT_THAT(scratch_.Entries(), ::testing::IsEmpty());
   }
 }
 
@@ -267,7 +260,7 @@ void AsOrdinaryUser(rlim_t memlock_bytes, const std::function<bool()>& function)
   _exit(function() ? kAsExpected : kNotAsExpected);
 }
 
-TEST(MemlockDeathTest, SmallLimitLeavesMemoryUnpinnedAndSaysSoOnce) {
+TEST_F(MemlockDeathTest, SmallLimitLeavesMemoryUnpinnedAndSaysSoOnce) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "the sanitizers make mlock do nothing";
 #endif
@@ -286,14 +279,12 @@ TEST(MemlockDeathTest, SmallLimitLeavesMemoryUnpinnedAndSaysSoOnce) {
                     HasSubstr("(RLIMIT_MEMLOCK) is 64 KiB"), HasSubstr(kRaiseLockedMemory)));
 }
 
-TEST(MemlockDeathTest, SmallLimitLeavesBuffersUnregisteredAndTransfersRight) {
+TEST_F(MemlockDeathTest, SmallLimitLeavesBuffersUnregisteredAndTransfersRight) {
   if (const auto why = WhyNotOrdinaryUser()) GTEST_SKIP() << *why;
-  const Scratch scratch;
-  const PinnedMemory memory = Memory(kBytes);
-  const ShardFile::Options options = OptionsIn(scratch, memory);
+  const ShardFile::Options options = Options();
   EXPECT_EXIT(AsOrdinaryUser(64 << 10,
                              [&] {
-                               const std::string description = RoundTrips(options, memory);
+                               const std::string description = RoundTrips(options);
                                std::fputs(description.c_str(), stderr);
                                return true;
                              }),
@@ -303,13 +294,11 @@ TEST(MemlockDeathTest, SmallLimitLeavesBuffersUnregisteredAndTransfersRight) {
                                      HasSubstr("threads"))));
 }
 
-TEST(ThreadLimitDeathTest, IsAnErrorOfCreateHoweverManyThreadsThereMayBe) {
+TEST_F(ThreadLimitDeathTest, IsAnErrorOfCreateHoweverManyThreadsThereMayBe) {
   if (const auto why = WhyNotOrdinaryUser()) GTEST_SKIP() << *why;
-  const Scratch scratch;
-  const PinnedMemory memory = Memory(kBytes);
   const auto try_each = [&](IoBackend backend) -> OrdinaryUserExit {
     if (BecomeOrdinaryUser() != 0) return kCannotBecomeOrdinary;  // root has no limit
-    ShardFile::Options options = OptionsIn(scratch, memory);
+    ShardFile::Options options = Options();
     options.backend = backend;
     rlimit limit;
     if (getrlimit(RLIMIT_NPROC, &limit) != 0) return kCannotSetLimit;
@@ -333,14 +322,12 @@ TEST(ThreadLimitDeathTest, IsAnErrorOfCreateHoweverManyThreadsThereMayBe) {
   for (const IoBackend backend : {IoBackend::kThreads, IoBackend::kUring, IoBackend::kAuto}) {
     EXPECT_EXIT(_exit(try_each(backend)), ::testing::ExitedWithCode(kAsExpected),
                 HasSubstr("ulimit -u"));
-    EXPECT_THAT(scratch.Entries(), ::testing::IsEmpty());
+    EXPECT_THAT(scratch_.Entries(), ::testing::IsEmpty());
   }
 }
 
-TEST(FileSizeLimitDeathTest, IsAnErrorOfCreateAndNoSignal) {
-  const Scratch scratch;
-  const PinnedMemory memory = Memory(kBytes);
-  const ShardFile::Options options = OptionsIn(scratch, memory);
+TEST_F(FileSizeLimitDeathTest, IsAnErrorOfCreateAndNoSignal) {
+  const ShardFile::Options options = Options();
   const auto try_it = [&] {
     const rlimit limit = {1 << 20, 1 << 20};
     if (setrlimit(RLIMIT_FSIZE, &limit) != 0) _exit(1);
@@ -349,7 +336,7 @@ TEST(FileSizeLimitDeathTest, IsAnErrorOfCreateAndNoSignal) {
     _exit(absl::IsResourceExhausted(status) ? 0 : 1);
   };
   EXPECT_EXIT(try_it(), ::testing::ExitedWithCode(0), HasSubstr("ulimit -f"));
-  EXPECT_THAT(scratch.Entries(), ::testing::IsEmpty());
+  EXPECT_THAT(scratch_.Entries(), ::testing::IsEmpty());
 }
 
 TEST(PinnedMemoryTest, IsZeroFilledAndSaysWhetherItIsPinned) {

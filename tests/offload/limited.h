@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
+#include <csignal>
+
 namespace ebb::testing {
 
 // Sets a soft limit of this process, as long as it lives.
@@ -19,6 +21,19 @@ class Limited {
  private:
   const __rlimit_resource resource_;
   rlimit before_ = {};
+};
+
+// Files end at so many bytes, as on a full disk, as long as it lives. No signal says so.
+class FullDisk {
+ public:
+  explicit FullDisk(rlim_t bytes)
+      : limit_(RLIMIT_FSIZE, bytes), signal_before_(std::signal(SIGXFSZ, SIG_IGN)) {}
+  FullDisk(const FullDisk&) = delete;
+  ~FullDisk() { std::signal(SIGXFSZ, signal_before_); }
+
+ private:
+  const Limited limit_;
+  const sighandler_t signal_before_;
 };
 
 }  // namespace ebb::testing

@@ -82,29 +82,25 @@ TEST_P(UpdateBitsTest, ThreadsAndCutsChangeNoBit) {
 TEST_P(UpdateBitsTest, ASplitMasterHasTheBitsOfAWholeOne) {
   ThreadTeam team(2);
   const auto update = [&](auto gradient, int64_t count, bool in_place) {
-    const auto before = MemoryBeforeUpdate<decltype(gradient), BFloat16>(count, GetParam());
-    auto whole = before;
-    UpdateByReference(GetParam(), whole);
+    auto before = MemoryBeforeUpdate<decltype(gradient), BFloat16>(count, GetParam());
+    auto expected = before;
+    UpdateByReference(GetParam(), expected);
+    SplitEach(expected.master, expected.parameter, expected.low);
+    expected.master = before.master;  // which is not given to the update
+    SplitEach(before.master, before.parameter, before.low);
     ForEveryTarget([&] {
       auto shard = before;
-      std::vector<BFloat16> parameter(before.master.size());
-      std::vector<uint16_t> low(before.master.size());
-      SplitEach(before.master, parameter, low);
-      UpdateArrays arrays = shard.Part(0, count, true);
-      arrays.master = nullptr;
-      arrays.master_low = low.data();
-      arrays.parameter_in = parameter.data();
+      auto read = before.parameter;
+      UpdateArrays arrays = shard.Part(0, count, true, MasterForm::kSplit);
       if (in_place) {
-        shard.parameter = parameter;
         arrays.parameter_in = count % 2 == 0 ? nullptr : arrays.parameter;
+      } else {
+        shard.parameter.assign(shard.parameter.size(), BFloat16());
+        arrays.parameter_in = read.data();
       }
       Update(team, GetParam().optimizer, arrays, GetParam().scalars);
-      for (size_t i = 0; i < low.size(); ++i) {
-        shard.master[i] = JoinMaster(shard.parameter[i], low[i]);
-        if (in_place) continue;
-        ASSERT_EQ(parameter[i], RoundHalfAway(before.master[i])) << "was to be read only";
-      }
-      ExpectBits(shard, whole);
+      ExpectBits(shard, expected);
+      ExpectBits(read, before.parameter, "was to be read only:");
     });
   };
   for (const int64_t count : {0, 1, 2, 15, 16, 17, 31, 33, 70'003}) {
@@ -224,83 +220,43 @@ uint64_t ChecksumOf(const T* array, int64_t count) {
   return Checksum(std::as_bytes(std::span(array, static_cast<size_t>(count))));
 }
 
-// Expects the bits of Update, and the sums of the old and of the new contents.
+// Expects the bits of Update, and the sums of the old and of the new contents. A parameter that is
+// its master is in no sum.
 template <class Gradient, class Parameter>
-void ExpectSums(const Rule& rule, int64_t count, bool with_parameter, bool split) {
-  SCOPED_TRACE(testing::Message() << count << " elements, " << (split ? "split" : "whole"));
-  const auto before = MemoryBeforeUpdate<Gradient, Parameter>(count, rule);
-  const size_t size = before.master.size();
-  std::vector<uint16_t> low_before(size);
-  auto expected = before;
-  for (size_t i = 0; i < size && split; ++i) {
-    low_before[i] = LowHalf(before.master[i]);
-    if constexpr (std::is_same_v<Parameter, BFloat16>)
-      expected.parameter[i] = RoundHalfAway(before.master[i]);
+void ExpectSums(const Rule& rule, int64_t count, bool with_parameter,
+                MasterForm form = MasterForm::kWhole, bool in_place = true) {
+  SCOPED_TRACE(testing::Message() << count << " elements, form " << static_cast<int>(form));
+  auto before = MemoryBeforeUpdate<Gradient, Parameter>(count, rule);
+  if constexpr (std::is_same_v<Parameter, BFloat16>) {
+    if (form != MasterForm::kWhole) SplitEach(before.master, before.parameter, before.low);
   }
-  const auto start = expected;
-  auto expected_low = low_before;
-  const auto part = [&](auto& shard, std::vector<uint16_t>& low) {
-    UpdateArrays arrays = shard.Part(0, count, with_parameter);
-    if (split) {
-      arrays.master = nullptr;
-      arrays.master_low = low.data();
-    }
+  const auto arrays_of = [&](auto& shard) {
+    UpdateArrays arrays = shard.Part(0, count, with_parameter, form);
+    if (!in_place) arrays.parameter_in = before.parameter.data();
     return arrays;
   };
-  ThreadTeam alone(1);
-  Update(alone, rule.optimizer, part(expected, expected_low), rule.scalars);
-  ForEveryTarget([&] {
-    for (const int threads : {1, 3}) {
-      ThreadTeam team(threads);
-      auto shard = start;
-      auto low = low_before;
-      std::vector<uint64_t> scratch(static_cast<size_t>(UpdateChecksumScratch(count)) + 1, 5);
-      const UpdateChecksums sums =
-          UpdateAndSum(team, rule.optimizer, part(shard, low), rule.scalars, scratch);
-      ExpectBits(shard, expected, with_parameter);
-      ASSERT_EQ(low, expected_low);
-      const int states = static_cast<int>(StateNames(rule.optimizer).size());
-      const auto expect = [&](const uint64_t(&of)[1 + kStatesMax], const auto& now,
-                              const std::vector<uint16_t>& low_now) {
-        EXPECT_EQ(of[0],
-                  split ? ChecksumOf(low_now.data(), count) : ChecksumOf(now.master.data(), count));
-        EXPECT_EQ(of[1], states > 0 ? ChecksumOf(now.first.data(), count) : 0);
-        EXPECT_EQ(of[2], states > 1 ? ChecksumOf(now.second.data(), count) : 0);
-        EXPECT_EQ(of[3], states > 2 ? ChecksumOf(now.third.data(), count) : 0);
-      };
-      expect(sums.read, start, low_before);
-      expect(sums.written, shard, low);
-      EXPECT_EQ(scratch.back(), 5u);
-    }
-  });
-}
-
-// There is no master to sum, and the states have the same sums as beside one.
-template <class Gradient>
-void ExpectSumsWithoutMaster(const Rule& rule, int64_t count, bool in_place) {
-  SCOPED_TRACE(testing::Message() << count << " elements without masters");
-  const auto before = OwnMasters<Gradient>(count, rule);
   auto expected = before;
-  ReferenceOwnMaster(rule, expected);
-  const int states = static_cast<int>(StateNames(rule.optimizer).size());
+  ThreadTeam alone(1);
+  Update(alone, rule.optimizer, arrays_of(expected), rule.scalars);
   ForEveryTarget([&] {
     for (const int threads : {1, 3}) {
       ThreadTeam team(threads);
       auto shard = before;
-      UpdateArrays arrays = WithoutMaster(shard.Part(0, count, true), 0);
-      if (!in_place) arrays.parameter_in = before.parameter.data();
       std::vector<uint64_t> scratch(static_cast<size_t>(UpdateChecksumScratch(count)) + 1, 5);
       const UpdateChecksums sums =
-          UpdateAndSum(team, rule.optimizer, arrays, rule.scalars, scratch);
+          UpdateAndSum(team, rule.optimizer, arrays_of(shard), rule.scalars, scratch);
       ExpectBits(shard, expected);
-      EXPECT_EQ(sums.read[0], 0u);
-      EXPECT_EQ(sums.written[0], 0u);
-      EXPECT_EQ(sums.read[1], states > 0 ? ChecksumOf(before.first.data(), count) : 0);
-      EXPECT_EQ(sums.written[1], states > 0 ? ChecksumOf(shard.first.data(), count) : 0);
-      EXPECT_EQ(sums.read[2], states > 1 ? ChecksumOf(before.second.data(), count) : 0);
-      EXPECT_EQ(sums.written[2], states > 1 ? ChecksumOf(shard.second.data(), count) : 0);
-      EXPECT_EQ(sums.read[3], states > 2 ? ChecksumOf(before.third.data(), count) : 0);
-      EXPECT_EQ(sums.written[3], states > 2 ? ChecksumOf(shard.third.data(), count) : 0);
+      const int states = static_cast<int>(StateNames(rule.optimizer).size());
+      const auto expect = [&](const uint64_t(&of)[1 + kStatesMax], const auto& now) {
+        EXPECT_EQ(of[0], form == MasterForm::kWhole   ? ChecksumOf(now.master.data(), count)
+                         : form == MasterForm::kSplit ? ChecksumOf(now.low.data(), count)
+                                                      : 0);
+        EXPECT_EQ(of[1], states > 0 ? ChecksumOf(now.first.data(), count) : 0);
+        EXPECT_EQ(of[2], states > 1 ? ChecksumOf(now.second.data(), count) : 0);
+        EXPECT_EQ(of[3], states > 2 ? ChecksumOf(now.third.data(), count) : 0);
+      };
+      expect(sums.read, before);
+      expect(sums.written, shard);
       EXPECT_EQ(scratch.back(), 5u);
     }
   });
@@ -308,19 +264,20 @@ void ExpectSumsWithoutMaster(const Rule& rule, int64_t count, bool in_place) {
 
 TEST_P(UpdateBitsTest, SumsReadAndWrittenArrays) {
   for (const int64_t count : {0, 1, 31, 512, 2048, 4096, 16'384, 32'768 + 16'384, 70'003})
-    ExpectSums<float, BFloat16>(GetParam(), count, true, false);
+    ExpectSums<float, BFloat16>(GetParam(), count, true);
   for (const int64_t count : {1, 2048, 16'384, 32'768 + 16'384 + 2048, 3 * 32'768, 70'003})
-    ExpectSums<BFloat16, BFloat16>(GetParam(), count, true, true);
+    ExpectSums<BFloat16, BFloat16>(GetParam(), count, true, MasterForm::kSplit);
   for (const int64_t count : {1, 512, 2048, 32'768 + 16'384 + 512, 70'003})
-    ExpectSumsWithoutMaster<BFloat16>(GetParam(), count, true);
-  ExpectSums<Float16, float>(GetParam(), 70'000, true, false);
-  ExpectSums<float, float>(GetParam(), 40'000, false, false);
+    ExpectSums<BFloat16, BFloat16>(GetParam(), count, true, MasterForm::kParameter);
+  ExpectSums<Float16, float>(GetParam(), 70'000, true);
+  ExpectSums<float, float>(GetParam(), 40'000, false);
 }
 
 // Past the caches.
 TEST(UpdateTest, SumsOfManyElements) {
-  ExpectSums<BFloat16, BFloat16>(kRules[0], (int64_t{1} << 20) + 2048 + 37, true, false);
-  ExpectSumsWithoutMaster<BFloat16>(kRules[0], (int64_t{1} << 20) + 2048 + 37, false);
+  constexpr int64_t kCount = (int64_t{1} << 20) + 2048 + 37;
+  ExpectSums<BFloat16, BFloat16>(kRules[0], kCount, true);
+  ExpectSums<BFloat16, BFloat16>(kRules[0], kCount, true, MasterForm::kParameter, false);
 }
 
 TEST(UpdateTest, ManyElementsWithoutMastersHaveTheBitsOfFew) {

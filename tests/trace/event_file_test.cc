@@ -6,7 +6,6 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/file.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -17,6 +16,7 @@
 #include <string>
 
 #include "ebb/runtime/trace/standard_streams.h"
+#include "tests/offload/limited.h"
 #include "tests/status.h"
 
 namespace ebb::testing::event_file_test {
@@ -133,19 +133,14 @@ TEST_F(EventFileTest, LeavesOutUncommittedEvents) {
 TEST_F(EventFileTest, KeepsItsContentsWhenTheDiskIsFull) {
   ASSERT_TRUE(Append(path_, "{}").ok());
   const std::string before = Text(), event(200'000, '1');
-  rlimit old;
-  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &old), 0);
-  const sighandler_t old_handler = signal(SIGXFSZ, SIG_IGN);
   for (const size_t room : {size_t{0}, size_t{1}, size_t{1000}, event.size() + 2}) {
-    rlimit limit = old;
-    limit.rlim_cur = before.size() + room;
-    ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
-    const absl::Status status = Append(path_, event);
-    ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &old), 0);
+    const absl::Status status = [&] {
+      const FullDisk full(before.size() + room);
+      return Append(path_, event);
+    }();
     EXPECT_THAT(status, Says(path_, "File too large"));
     EXPECT_EQ(Text(), before) << room;
   }
-  signal(SIGXFSZ, old_handler);
   EXPECT_TRUE(Append(path_, event).ok());
 }
 
