@@ -56,13 +56,11 @@ absl::Status GatherBytes(const World& world, const char* name, double timeout_se
 
 absl::Status AgreeOnRun(const World& world, const Run& run) {
   const Entries own = EntriesOf(run);
-  std::array<uint64_t, kEntries> values;
-  for (size_t i = 0; i < kEntries; ++i) values[i] = own[i].value;
-  GPT_ASSIGN_OR_RETURN(
-      const auto all, GatherOnHost(world, "gpt-agreement", run.config.ebb.timeout_seconds, values));
+  GPT_ASSIGN_OR_RETURN(const auto all,
+                       GatherOnHost(world, "gpt-agreement", run.config.ebb.timeout_seconds, own));
   for (size_t i = 0; i < kEntries; ++i) {
     for (size_t rank = 1; rank < all.size(); ++rank) {
-      if (all[rank][i] == all[0][i]) continue;
+      if (all[rank][i].value == all[0][i].value) continue;
       return absl::FailedPreconditionError(absl::StrCat(
           "ranks have different options: ", own[i].option, " differs between rank 0 and rank ",
           rank, "; start every rank with the same options and data"));

@@ -142,10 +142,7 @@ absl::StatusOr<std::string> TrainAndReport(const World& world, const Run& run, T
 
 absl::Status TrainSteps(const Run& run, Trainer& trainer, StopVote& vote, Saves& saves,
                         History& history, Progress* progress) {
-  const bool writes_losses = progress != nullptr && run.reports.losses;
-  StepRecorder recorder(trainer.engine(), history, progress,
-                        writes_losses ? &*run.reports.losses : nullptr, run.options.evaluate_every,
-                        /*saves=*/!run.options.save_folder.empty());
+  StepRecorder recorder(run, trainer.engine(), history, progress);
   const auto record = [&](const StepReport& report) { recorder.Take(report); };
   const auto stopped_in = [&](const char* what) {
     history.stopped = {.by = vote.stopped_by(),

@@ -6,9 +6,11 @@
 #include <atomic>
 #include <cerrno>
 #include <chrono>
+#include <cstring>
 #include <string_view>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "report/standard_output.h"
 #include "status_macros.h"
 
@@ -51,31 +53,10 @@ void Remember(int signal, siginfo_t* info, void*) {
 
 std::atomic<int> exit_code_before_training{0};
 
-std::string_view NameOfSignal(int signal) {
-  switch (signal) {
-    case SIGINT:
-      return "SIGINT";
-    case SIGTERM:
-      return "SIGTERM";
-    case SIGHUP:
-      return "SIGHUP";
-    case SIGUSR1:
-      return "SIGUSR1";
-    case SIGUSR2:
-      return "SIGUSR2";
-    case SIGXCPU:
-      return "SIGXCPU";
-    case SIGPIPE:
-      return "SIGPIPE";
-    default:
-      return "a signal";
-  }
-}
-
 // Calls only what a signal handler may call.
 void End(int signal, siginfo_t*, void*) {
-  Say("gpt: stopped by ");
-  Say(NameOfSignal(signal));
+  Say("gpt: stopped by SIG");
+  Say(sigabbrev_np(signal));
   Say(" before training began\n");
   _exit(exit_code_before_training);
 }
@@ -157,7 +138,7 @@ bool StopVote::output_failed() const {
 std::string StopVote::stopped_by() const {
   if (!state_->stopped) return "";
   if (output_failed()) return "output that cannot be written";
-  return std::string(NameOfSignal(static_cast<int>(state_->vote)));
+  return absl::StrCat("SIG", sigabbrev_np(static_cast<int>(state_->vote)));
 }
 
 absl::Status StopVote::Meet() {

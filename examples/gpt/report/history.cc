@@ -7,8 +7,8 @@
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/trace/log.h"
 #include "report/progress.h"
-#include "report/reports.h"
 #include "report/standard_output.h"
+#include "run.h"
 
 namespace ebb::gpt {
 namespace {
@@ -55,6 +55,15 @@ double History::TokensPerSecond() const {
   const double seconds = SecondsOfStep();
   return seconds > 0 ? static_cast<double>(tokens_per_step) / seconds : 0;
 }
+
+StepRecorder::StepRecorder(const Run& run, const Engine& engine, History& history,
+                           Progress* progress)
+    : engine_(engine),
+      history_(history),
+      progress_(progress),
+      losses_(progress != nullptr && run.reports.losses ? &*run.reports.losses : nullptr),
+      evaluate_every_(run.options.evaluate_every),
+      saves_(!run.options.save_folder.empty()) {}
 
 void StepRecorder::StartClock() {
   since_ = Now();

@@ -13,6 +13,7 @@ namespace ebb::gpt {
 
 class LossesFile;
 class Progress;
+struct Run;
 
 struct StepRecord {
   StepReport report;
@@ -73,17 +74,10 @@ struct History {
 // step's report says whether its update was applied, and may come a step later.
 class StepRecorder {
  public:
-  // `progress` and `losses` are null on all ranks but 0, which reports for all. Without --losses
-  // `losses` is null, too. If a line cannot be written, a run that `saves` stops. A run that does
-  // not save would lose its work, so it goes on, and the line is tried again.
-  StepRecorder(const Engine& engine, History& history, Progress* progress, LossesFile* losses,
-               int64_t evaluate_every, bool saves)
-      : engine_(engine),
-        history_(history),
-        progress_(progress),
-        losses_(losses),
-        evaluate_every_(evaluate_every),
-        saves_(saves) {}
+  // `progress` is null on all ranks but 0, which reports for all. If a line of --losses cannot be
+  // written, a run that saves stops. A run that does not save would lose its work, so it goes on,
+  // and the line is tried again.
+  StepRecorder(const Run& run, const Engine& engine, History& history, Progress* progress);
 
   // A step begins, and no report of the step before is awaited.
   void StartClock();
@@ -102,7 +96,7 @@ class StepRecorder {
   const Engine& engine_;
   History& history_;
   Progress* const progress_;
-  LossesFile* const losses_;
+  LossesFile* const losses_;  // null on other ranks, and without --losses
   const int64_t evaluate_every_;
   const bool saves_;
   double since_ = 0;

@@ -1,9 +1,7 @@
 #include "report/reports.h"
 
-#include <array>
 #include <filesystem>
 #include <fstream>
-#include <functional>
 #include <string_view>
 #include <system_error>
 #include <utility>
@@ -69,6 +67,37 @@ bool SameFile(const std::string& a, const std::string& b) {
     return error ? fs::path(path) : found;
   };
   return place(a) == place(b);
+}
+
+// Two reports may not be in the same place, and no report in place of an input. `reports`: flags
+// and paths.
+absl::Status CheckPlaces(const std::vector<std::pair<const char*, std::string>>& reports,
+                         const Options& options) {
+  std::vector<std::string> inputs = options.data;
+  if (!options.config_file.empty()) inputs.push_back(options.config_file);
+  std::vector<absl::Status> errors;
+  for (auto report = reports.begin(); report != reports.end(); ++report) {
+    const auto& [flag, path] = *report;
+    if (path.empty()) continue;
+    for (auto other = reports.begin(); other != report; ++other) {
+      if (!SameFile(path, other->second)) continue;
+      errors.push_back(absl::InvalidArgumentError(
+          absl::StrCat(other->first, " and ", flag, " name the same file, ", path)));
+    }
+    for (const std::string& input : inputs) {
+      if (!SameFile(path, input)) continue;
+      errors.push_back(absl::InvalidArgumentError(
+          absl::StrCat(flag, " would overwrite ", input, ", which is read")));
+    }
+  }
+  return AllOf(errors);
+}
+
+template <class File>
+absl::Status Take(absl::StatusOr<File> opened, std::optional<File>& into) {
+  if (!opened.ok()) return opened.status();
+  into.emplace(*std::move(opened));
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -141,53 +170,25 @@ std::optional<ResidentRow> ResidentMemory::Row() const {
 }
 
 absl::StatusOr<Reports> Reports::Open(const Options& options, const Config& config) {
+  const std::string& timeline = config.ebb.trace;
+  const char* const timeline_flag = options.trace_file.empty() ? "ebb.trace" : "--trace";
+  GPT_RETURN_IF_ERROR(CheckPlaces({{"--losses", options.losses_file},
+                                   {"--curve", options.curve_file},
+                                   {"--summary", options.summary_file},
+                                   {timeline_flag, timeline}},
+                                  options));
   Reports reports;
-  struct Wanted {
-    const char* flag;
-    const std::string& path;
-    std::function<absl::Status(const Wanted&)> open;
-  };
-  const auto opens = [](std::optional<OutputFile>& into) {
-    return [&into](const Wanted& wanted) -> absl::Status {
-      GPT_ASSIGN_OR_RETURN(OutputFile file, OutputFile::Open(wanted.flag, wanted.path));
-      into.emplace(std::move(file));
-      return absl::OkStatus();
-    };
-  };
-  const auto opens_losses = [&](const Wanted& wanted) -> absl::Status {
-    GPT_ASSIGN_OR_RETURN(LossesFile file, LossesFile::Open(wanted.path));
-    reports.losses.emplace(std::move(file));
-    return absl::OkStatus();
-  };
   std::vector<absl::Status> errors;
-  const auto makes_timeline = [&](const Wanted& wanted) -> absl::Status {
-    if (!AllOf(errors).ok()) return absl::OkStatus();  // it replaces an older timeline
-    const absl::Status made = Timeline::Create(wanted.path);
-    return absl::Status(made.code(), absl::StrCat(wanted.flag, ": ", made.message()));
-  };
-  const std::array all = {Wanted{"--losses", options.losses_file, opens_losses},
-                          Wanted{"--curve", options.curve_file, opens(reports.curve)},
-                          Wanted{"--summary", options.summary_file, opens(reports.summary)},
-                          Wanted{options.trace_file.empty() ? "ebb.trace" : "--trace",
-                                 config.ebb.trace, makes_timeline}};
-  std::vector<std::string> inputs = options.data;
-  if (!options.config_file.empty()) inputs.push_back(options.config_file);
-  for (auto wanted = all.begin(); wanted != all.end(); ++wanted) {
-    if (wanted->path.empty()) continue;
-    for (auto other = all.begin(); other != wanted; ++other) {
-      if (!SameFile(wanted->path, other->path)) continue;
-      errors.push_back(absl::InvalidArgumentError(
-          absl::StrCat(other->flag, " and ", wanted->flag, " name the same file, ", wanted->path)));
-    }
-    for (const std::string& input : inputs) {
-      if (!SameFile(wanted->path, input)) continue;
-      errors.push_back(absl::InvalidArgumentError(
-          absl::StrCat(wanted->flag, " would overwrite ", input, ", which is read")));
-    }
+  if (!options.losses_file.empty())
+    errors.push_back(Take(LossesFile::Open(options.losses_file), reports.losses));
+  if (!options.curve_file.empty())
+    errors.push_back(Take(OutputFile::Open("--curve", options.curve_file), reports.curve));
+  if (!options.summary_file.empty())
+    errors.push_back(Take(OutputFile::Open("--summary", options.summary_file), reports.summary));
+  if (!timeline.empty() && AllOf(errors).ok()) {  // it replaces an older timeline
+    const absl::Status made = Timeline::Create(timeline);
+    errors.emplace_back(made.code(), absl::StrCat(timeline_flag, ": ", made.message()));
   }
-  GPT_RETURN_IF_ERROR(AllOf(errors));
-  for (const Wanted& wanted : all)
-    if (!wanted.path.empty()) errors.push_back(wanted.open(wanted));
   GPT_RETURN_IF_ERROR(AllOf(errors));
   return reports;
 }

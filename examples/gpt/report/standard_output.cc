@@ -13,14 +13,14 @@
 namespace ebb::gpt {
 namespace {
 
-std::atomic<int> first_error{0};  // of standard output: errno's number
+std::atomic<bool> standard_output_failed{false};
 
-struct OfFiles {
+struct Errors {
   std::mutex mutex;
   absl::Status first;
 };
-OfFiles& FileErrors() {
-  static OfFiles errors;
+Errors& AllErrors() {
+  static Errors errors;
   return errors;
 }
 
@@ -33,35 +33,31 @@ void AwaitReader() {
 }  // namespace
 
 void Print(std::string_view text) {
-  while (!text.empty() && first_error.load(std::memory_order_relaxed) == 0) {
+  while (!text.empty() && !standard_output_failed.load(std::memory_order_relaxed)) {
     const ssize_t written = write(STDOUT_FILENO, text.data(), text.size());
+    const int error = errno;
     if (written >= 0) {
       text.remove_prefix(static_cast<size_t>(written));
-    } else if (errno == EAGAIN) {
+    } else if (error == EAGAIN) {
       AwaitReader();
-    } else if (errno == EPIPE) {
+    } else if (error == EPIPE) {
       return;
-    } else if (errno != EINTR) {
-      int none = 0;
-      first_error.compare_exchange_strong(none, errno, std::memory_order_relaxed);
+    } else if (error != EINTR && !standard_output_failed.exchange(true)) {
+      KeepOutputError(absl::UnavailableError(
+          absl::StrCat("standard output: writing failed: ", std::strerror(error),
+                       "; the report files are complete, the printed text is not")));
     }
   }
 }
 
 absl::Status OutputError() {
-  const int error = first_error.load(std::memory_order_relaxed);
-  if (error == 0) {
-    const std::lock_guard lock(FileErrors().mutex);
-    return FileErrors().first;
-  }
-  return absl::UnavailableError(
-      absl::StrCat("standard output: writing failed: ", std::strerror(error),
-                   "; the report files are complete, the printed text is not"));
+  const std::lock_guard lock(AllErrors().mutex);
+  return AllErrors().first;
 }
 
 void KeepOutputError(const absl::Status& error) {
-  const std::lock_guard lock(FileErrors().mutex);
-  FileErrors().first.Update(error);
+  const std::lock_guard lock(AllErrors().mutex);
+  AllErrors().first.Update(error);
 }
 
 }  // namespace ebb::gpt
