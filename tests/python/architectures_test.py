@@ -5,6 +5,7 @@ import os
 import pytest
 import torch
 import training
+from ranks import on_one
 from training import compare, config, has_bits_of_torch
 
 WIDTH, INNER, HEADS, LAYERS, VOCABULARY = 32, 64, 4, 3, 96
@@ -92,16 +93,13 @@ def test_an_architecture_of_transformers(two, name):
     two.run(_train, name, name in ("llama", "t5", "deberta_v2"))
 
 
-def _bits(name):
+@pytest.mark.parametrize("name", SELECTED)
+@on_one
+def test_one_rank_has_the_bits_of_torch(name):
+    """Over 20 steps. The losses of both runs left alone differ by 2e-6 at most."""
     batches = batches_of(ARCHITECTURES[name][3], 20, 1)
     has_bits_of_torch(lambda: _make(name), batches)
     compare(lambda: _make(name), batches, optimizer=training.SGD, example=batches[0][0])
-
-
-@pytest.mark.parametrize("name", SELECTED)
-def test_one_rank_has_the_bits_of_torch(one, name):
-    """Over 20 steps. The losses of both runs left alone differ by 2e-6 at most."""
-    one.run(_bits, name)
 
 
 def _digest(name, stage, checkpoints, offload):

@@ -4,6 +4,7 @@ import pytest
 import torch
 import training
 from pitfalls_test import Blocks, refused
+from ranks import on_one, on_two
 from torch import nn
 from training import compare, config, mlp, squared_error, vector_batches
 
@@ -57,7 +58,8 @@ class OwnScale(nn.Module):
         return self.head(x) * self.scale
 
 
-def _own_scale():
+@on_two
+def test_the_first_batch_within_hooks_of_a_unit():
     model, plain = OwnScale(), OwnScale()
     engine = ebb.initialize(model, config(optimizer={"type": "SGD", "params": {"lr": 0.1}}, gradient_clipping=0))
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
@@ -72,11 +74,8 @@ def _own_scale():
     engine.close()
 
 
-def test_the_first_batch_within_hooks_of_a_unit(two):
-    two.run(_own_scale)
-
-
-def _caches():
+@on_one
+def test_what_a_forward_keeps_is_real():
     model, plain = Caches(), Caches()
     plain.load_state_dict(model.state_dict())
     seen = []
@@ -89,11 +88,6 @@ def _caches():
     assert all(type(one) is torch.Tensor for one in (block.mask, block.scale, block.offset, block.by_size[2]))
     assert block._non_persistent_buffers_set == {"scale"}
     engine.close()
-
-
-def test_what_a_forward_keeps_is_real(one):
-    one.run(_caches)
-
 
 
 class HidesACache(Blocks):
@@ -110,15 +104,12 @@ class HidesACache(Blocks):
         return super().forward(x * self.holder.mask)
 
 
-def _hidden_cache():
+@on_one
+def test_a_cache_that_cannot_be_taken_back_is_named():
     model = nn.Sequential(HidesACache(), nn.Linear(1, 1))
     engine = ebb.initialize(model, config())
     refused(lambda: model(X), "'mask' of an object of HidesACache.Holder keeps a tensor without values")
     engine.close()
-
-
-def test_a_cache_that_cannot_be_taken_back_is_named(one):
-    one.run(_hidden_cache)
 
 
 class TwoBranches(Blocks):
@@ -129,7 +120,8 @@ class TwoBranches(Blocks):
         return self.head(torch.tanh(self.blocks[2](x)))
 
 
-def _orders_differ():
+@on_two
+def test_ranks_whose_first_batches_show_other_orders_get_an_error():
     model = TwoBranches()
     engine = ebb.initialize(model, config())
     model.first = engine.world.rank
@@ -139,11 +131,8 @@ def _orders_differ():
     engine.close()
 
 
-def test_ranks_whose_first_batches_show_other_orders_get_an_error(two):
-    two.run(_orders_differ)
-
-
-def _two_engines():
+@on_one
+def test_a_module_has_one_engine():
     model = Blocks()
     engine = ebb.initialize(model, config())
     refused(lambda: ebb.initialize(model, config()), "has an engine", "ALREADY_EXISTS")
@@ -154,11 +143,8 @@ def _two_engines():
     ebb.initialize(model.head, config()).close()
 
 
-def test_a_module_has_one_engine(one):
-    one.run(_two_engines)
-
-
-def _refused_before(folder):
+@on_one
+def test_what_is_refused_is_left_as_it_was(folder):
     import safetensors.torch
 
     safetensors.torch.save_file(mlp().state_dict(), folder + "/model.safetensors")
@@ -169,10 +155,6 @@ def _refused_before(folder):
     refused(lambda: ebb.initialize(model, config(), weights=folder), "buffer 'extra' is on the meta device")
     for name, parameter in model.named_parameters():
         assert parameter is before[name] and parameter.is_meta
-
-
-def test_what_is_refused_is_left_as_it_was(one, tmp_path):
-    one.run(_refused_before, str(tmp_path))
 
 
 class DependsOnValues(Blocks):
@@ -188,13 +170,10 @@ class DependsOnValues(Blocks):
         return self.head(x)
 
 
-def _depends_on_values(order):
-    compare(lambda: DependsOnValues(order), vector_batches(3, 2), squared_error, optimizer=training.SGD, settings=config(optimizer=training.SGD))
-
-
 @pytest.mark.parametrize("order", [(2, 0, 1), (0, 1, 0, 2), (2, 1)])
-def test_an_order_that_depends_on_values_is_that_of_an_evaluation(two, order):
-    two.run(_depends_on_values, order)
+@on_two
+def test_an_order_that_depends_on_values_is_that_of_an_evaluation(order):
+    compare(lambda: DependsOnValues(order), vector_batches(3, 2), squared_error, optimizer=training.SGD, settings=config(optimizer=training.SGD))
 
 
 class ReadsFirst(Blocks):
@@ -204,20 +183,19 @@ class ReadsFirst(Blocks):
         return super().forward(x * self.head.weight)
 
 
-def _reads_first():
+@on_two
+def test_a_resident_parameter_that_is_read_first_has_the_value_of_the_step_before():
     batches = vector_batches(4, 2)
     compare(ReadsFirst, batches, squared_error, example=(batches[0][0][0],))
-
-
-def test_a_resident_parameter_that_is_read_first_has_the_value_of_the_step_before(two):
-    two.run(_reads_first)
 
 
 def _regularized(model, batch):
     return squared_error(model, batch) + 0.01 * sum(parameter.abs().sum() for parameter in model.parameters())
 
 
-def _loss_reads():
+@on_two
+def test_a_loss_that_reads_parameters():
+    """An error names one. With the loss as an example they are resident, all of them, and learn as in torch."""
     batches = vector_batches(4, 2)
     model = Blocks()
     engine = ebb.initialize(model, config())
@@ -228,17 +206,9 @@ def _loss_reads():
     compare(Blocks, batches, _regularized, example=lambda model: _regularized(model, batches[0][0]))
 
 
-def test_a_loss_that_reads_parameters(two):
-    """An error names one. With the loss as an example they are resident, all of them, and learn as in torch."""
-    two.run(_loss_reads)
-
-
-def _lazy():
+@on_one
+def test_a_lazy_module_is_named():
     refused(lambda: ebb.initialize(nn.Sequential(nn.LazyLinear(8), nn.Linear(8, 1)), config()), "'0.weight' of a lazy module has no shape yet")
-
-
-def test_a_lazy_module_is_named(one):
-    one.run(_lazy)
 
 
 class LengthOnly(nn.Module):
@@ -257,15 +227,15 @@ class LengthOnly(nn.Module):
         return self.head(x)
 
 
-def _without_fake_tensors():
+@on_two
+def test_two_resident_parameters_of_a_model_that_fake_tensors_cannot_run():
     compare(LengthOnly, vector_batches(3, 2), squared_error)
 
 
-def test_two_resident_parameters_of_a_model_that_fake_tensors_cannot_run(two):
-    two.run(_without_fake_tensors)
-
-
-def _frozen_later(frozen, stage):
+@pytest.mark.parametrize("stage", [0, 3])
+@pytest.mark.parametrize("frozen", ["blocks.0", "blocks", "head"])
+@on_two
+def test_what_is_frozen_for_the_first_steps_is_trained_later(frozen, stage):
     model, plain = Blocks(), Blocks()
     engine = ebb.initialize(model, config(stage, optimizer=training.SGD, gradient_clipping=0.0))
     optimizer = torch.optim.SGD(plain.parameters(), **training.SGD["params"])
@@ -282,13 +252,8 @@ def _frozen_later(frozen, stage):
     engine.close()
 
 
-@pytest.mark.parametrize("stage", [0, 3])
-@pytest.mark.parametrize("frozen", ["blocks.0", "blocks", "head"])
-def test_what_is_frozen_for_the_first_steps_is_trained_later(two, frozen, stage):
-    two.run(_frozen_later, frozen, stage)
-
-
-def _unfrozen():
+@on_two
+def test_what_was_frozen_at_initialize_cannot_be_unfrozen():
     model = Blocks()
     model.blocks[0].requires_grad_(False)
     engine = ebb.initialize(model, config())
@@ -299,10 +264,6 @@ def _unfrozen():
     model.blocks[0].requires_grad_(False)
     train(model, engine)
     engine.close()
-
-
-def test_what_was_frozen_at_initialize_cannot_be_unfrozen(two):
-    two.run(_unfrozen)
 
 
 class OffAtFirst(Blocks):
@@ -317,14 +278,11 @@ class OffAtFirst(Blocks):
         return self.head(torch.tanh(self.blocks[2](x)))
 
 
-def _off_at_first():
+@on_two
+def test_a_block_that_the_first_batch_leaves_out_comes_in_its_place_later():
     def loss_of(model, batch):
         model.runs = batch is batches[1][0] or batch is batches[1][1]
         return squared_error(model, batch)
 
     batches = vector_batches(3, 2)
     compare(OffAtFirst, batches, loss_of, optimizer=training.SGD)
-
-
-def test_a_block_that_the_first_batch_leaves_out_comes_in_its_place_later(two):
-    two.run(_off_at_first)

@@ -12,6 +12,7 @@ import torch
 import torch.utils.checkpoint
 import training
 from pitfalls_test import Blocks, Checkpointed, CheckpointedReentrant, refused
+from ranks import on_one, on_two
 from torch import nn
 from training import config, squared_error, vector_batches
 
@@ -30,7 +31,8 @@ def same(engine, plain):
         assert torch.allclose(engine.gather(name), value, atol=2e-6), name
 
 
-def _counted_steps():
+@on_two
+def test_steps_count_the_backwards_that_there_were():
     model = Blocks()
     plain = copy.deepcopy(model)
     engine = ebb.initialize(model, settings(gradient_accumulation_steps=2))
@@ -55,10 +57,6 @@ def _counted_steps():
     engine.close()
 
 
-def test_steps_count_the_backwards_that_there_were(two):
-    two.run(_counted_steps)
-
-
 class _InTwoParts(nn.Module):
     """A reentrant checkpoint has a backward of its own, so that the weight's gradient comes from each of the two."""
 
@@ -72,7 +70,9 @@ class _InTwoParts(nn.Module):
         return x
 
 
-def _large_gradients():
+@on_two
+def test_a_large_gradient_goes_to_the_engine_before_the_next_one_comes():
+    """One to which the trainer has a hook is there for it, and one that comes in two parts is their sum."""
     torch.manual_seed(0)
     model = nn.Sequential(*[nn.Sequential(nn.Linear(512, 512), nn.GELU(), nn.Linear(512, 512)) for _ in range(3)])
     model.append(_InTwoParts())
@@ -93,12 +93,9 @@ def _large_gradients():
     engine.close()
 
 
-def test_a_large_gradient_goes_to_the_engine_before_the_next_one_comes(two):
-    """One to which the trainer has a hook is there for it, and one that comes in two parts is their sum."""
-    two.run(_large_gradients)
-
-
-def _gan(resets):
+@pytest.mark.parametrize("resets", ["optimizer", "model"])
+@on_two
+def test_a_gan_of_two_engines(resets):
     torch.manual_seed(0)
     g, d = Blocks(), Blocks()
     g.head = nn.Linear(8, 8)
@@ -130,12 +127,8 @@ def _gan(resets):
     d_engine.close()
 
 
-@pytest.mark.parametrize("resets", ["optimizer", "model"])
-def test_a_gan_of_two_engines(two, resets):
-    two.run(_gan, resets)
-
-
-def _too_many_backwards():
+@on_one
+def test_a_backward_too_many_says_what_to_write():
     model = Blocks()
     engine = ebb.initialize(model, settings())
     squared_error(model, (X, Y)).backward()
@@ -156,11 +149,9 @@ def _too_many_backwards():
     engine.close()
 
 
-def test_a_backward_too_many_says_what_to_write(one):
-    one.run(_too_many_backwards)
-
-
-def _evaluation(kind):
+@pytest.mark.parametrize("kind", [Checkpointed, CheckpointedReentrant])
+@on_one
+def test_an_evaluation_under_checkpoints_begins_no_step(kind):
     model = kind()
     engine = ebb.initialize(model, settings())
     for _ in range(2):
@@ -173,12 +164,8 @@ def _evaluation(kind):
     engine.close()
 
 
-@pytest.mark.parametrize("kind", [Checkpointed, CheckpointedReentrant])
-def test_an_evaluation_under_checkpoints_begins_no_step(one, kind):
-    one.run(_evaluation, kind)
-
-
-def _failed_forward():
+@on_one
+def test_a_forward_after_one_that_failed_asks_for_drop():
     model = Blocks()
     engine = ebb.initialize(model, settings())
     engine.backward(squared_error(model, (X, Y)))
@@ -195,11 +182,9 @@ def _failed_forward():
     engine.close()
 
 
-def test_a_forward_after_one_that_failed_asks_for_drop(one):
-    one.run(_failed_forward)
-
-
-def _schedulers(optimizer):
+@pytest.mark.parametrize("optimizer", [SGD, training.ADAMW])
+@on_one
+def test_schedulers_that_cycle_the_momentum(optimizer):
     model = Blocks()
     engine = ebb.initialize(model, config(optimizer=optimizer))
     kinds = torch.optim.lr_scheduler
@@ -222,12 +207,8 @@ def _schedulers(optimizer):
     engine.close()
 
 
-@pytest.mark.parametrize("optimizer", [SGD, training.ADAMW])
-def test_schedulers_that_cycle_the_momentum(one, optimizer):
-    one.run(_schedulers, optimizer)
-
-
-def _driven():
+@on_one
+def test_a_scheduler_goes_on_after_its_state_was_loaded():
     model = Blocks()
     warmup = {"type": "WarmupLR", "params": {"warmup_min_lr": 0, "warmup_max_lr": 0.1, "warmup_num_steps": 10}}
     engine = ebb.initialize(model, settings(scheduler=warmup))
@@ -245,11 +226,8 @@ def _driven():
     engine.close()
 
 
-def test_a_scheduler_goes_on_after_its_state_was_loaded(one):
-    one.run(_driven)
-
-
-def _dtypes():
+@on_one
+def test_other_dtypes_are_said_and_an_fp16_loss_is_scaled_in_fp32():
     said = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append((record.levelname, record.getMessage()))
@@ -280,11 +258,8 @@ def _dtypes():
     assert (values[1] - values[0]).abs().max() < 1e-4
 
 
-def test_other_dtypes_are_said_and_an_fp16_loss_is_scaled_in_fp32(one):
-    one.run(_dtypes)
-
-
-def _losses():
+@on_one
+def test_losses_of_all_dtypes_are_counted():
     model = Blocks()
     engine = ebb.initialize(model, settings())
     for dtype in (torch.bfloat16, torch.float16, torch.float64):
@@ -298,11 +273,8 @@ def _losses():
     engine.close()
 
 
-def test_losses_of_all_dtypes_are_counted(one):
-    one.run(_losses)
-
-
-def _lowest_rates():
+@on_one
+def test_what_schedulers_read_and_groups_that_come_later():
     from transformers import get_scheduler
 
     engine = ebb.initialize(Blocks(), settings())
@@ -320,11 +292,8 @@ def _lowest_rates():
     refused(lambda: ebb.initialize(model, settings()), "'blocks.0.weight' was made under torch.inference_mode")
 
 
-def test_what_schedulers_read_and_groups_that_come_later(one):
-    one.run(_lowest_rates)
-
-
-def _clipped_by_the_loop():
+@on_one
+def test_clipping_by_the_loop_is_refused():
     from torch.nn.utils import clip_grad_norm_  # before the engine, and so by its own name
 
     model, plain = Blocks(), Blocks()
@@ -337,11 +306,8 @@ def _clipped_by_the_loop():
     assert clip_grad_norm_(plain.parameters(), 1.0) == pytest.approx(0.01, rel=1e-3)
 
 
-def test_clipping_by_the_loop_is_refused(one):
-    one.run(_clipped_by_the_loop)
-
-
-def _averages_and_states():
+@on_one
+def test_averages_of_parameters_and_states_of_torch_are_refused():
     """Of torch's, with which a loop would get NaN, or begin again without momenta."""
     model, plain = Blocks(), Blocks()
     average = torch.optim.swa_utils.AveragedModel(model)
@@ -358,11 +324,8 @@ def _averages_and_states():
     engine.close()
 
 
-def test_averages_of_parameters_and_states_of_torch_are_refused(one):
-    one.run(_averages_and_states)
-
-
-def _of_torchs_loops():
+@on_one
+def test_a_scaler_and_clipping_by_value_are_refused():
     model, plain = Blocks(), Blocks()
     engine = ebb.initialize(model, settings(), example=(X,))
     for scaler in (torch.amp.GradScaler("cpu"), torch.amp.GradScaler("cpu", enabled=False)):
@@ -381,11 +344,8 @@ def _of_torchs_loops():
     assert max(parameter.grad.abs().max() for parameter in plain.parameters()) <= 1e-4
 
 
-def test_a_scaler_and_clipping_by_value_are_refused(one):
-    one.run(_of_torchs_loops)
-
-
-def _added():
+@on_one
+def test_a_parameter_that_comes_later_is_named():
     model = Blocks()
     engine = ebb.initialize(model, settings(), example=(X,))
     model.blocks[1] = nn.Linear(8, 8)
@@ -405,10 +365,6 @@ def _added():
     engine.backward(squared_error(model, (X, Y)))
     assert engine.step() and engine.report().applied
     engine.close()
-
-
-def test_a_parameter_that_comes_later_is_named(one):
-    one.run(_added)
 
 
 def test_a_forked_child_neither_computes_nor_ends_the_run():

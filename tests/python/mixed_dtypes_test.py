@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from ranks import on_one, on_two
 from torch import nn
 from training import SGD, config, digest, offloaded
 
@@ -76,7 +77,9 @@ def rounded(master):
     return ((master.view(torch.int32) + 0x8000) >> 16).to(torch.int16).view(torch.bfloat16)
 
 
-def _as_torch(dtype):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@on_one
+def test_the_bits_are_those_of_plain_torch(dtype):
     model = Model(dtype)
     plain = copy.deepcopy(model)
     engine = ebb.initialize(model, settings(dtype))
@@ -107,11 +110,6 @@ def _as_torch(dtype):
     engine.close()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_bits_are_those_of_plain_torch(one, dtype):
-    one.run(_as_torch, dtype)
-
-
 def _trained(stage, folder, offload):
     zero = offloaded(folder) if offload else {}
     model = Model()
@@ -136,7 +134,8 @@ def test_one_digest_over_stages_and_tiers(two, tmp_path):
     assert len(digests) == 1
 
 
-def _saved(folder):
+@on_two
+def test_state_comes_back_in_its_types(folder):
     engine = ebb.initialize(Model(), settings())
     model = engine.model
     engine.backward(loss_of(model, *batch(0, engine.world.rank)))
@@ -160,10 +159,6 @@ def _saved(folder):
     for name, value in third.state_dict().items():
         assert torch.equal(value, values[name]), name
     third.close()
-
-
-def test_state_comes_back_in_its_types(two, tmp_path):
-    two.run(_saved, str(tmp_path))
 
 
 def _types(kind, dtype):
@@ -198,7 +193,9 @@ class Scaled(nn.Module):
         return self.head(x * self.scale.to(x.dtype)).float()
 
 
-def _frozen_in_fp16(dtype):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@on_one
+def test_a_frozen_parameter_in_fp16_needs_no_scaled_loss(dtype):
     model = Scaled(dtype, trains=False)
     plain = copy.deepcopy(model)
     engine = ebb.initialize(model, settings(dtype))
@@ -215,16 +212,8 @@ def _frozen_in_fp16(dtype):
     engine.close()
 
 
-def _trained_in_fp16(dtype):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@on_one
+def test_a_trained_parameter_in_fp16_without_the_fp16_of_the_json_is_refused(dtype):
     with pytest.raises(ebb.Error, match="parameter 'scale' is fp16 .* has no loss scale"):
         ebb.initialize(Scaled(dtype, trains=True), settings(dtype))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_frozen_parameter_in_fp16_needs_no_scaled_loss(one, dtype):
-    one.run(_frozen_in_fp16, dtype)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_trained_parameter_in_fp16_without_the_fp16_of_the_json_is_refused(one, dtype):
-    one.run(_trained_in_fp16, dtype)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import training
+from ranks import on_two
 from training import compare, config, gpt2, llama, mlp, offloaded, squared_error, token_batches, vector_batches
 
 import ebb
@@ -12,12 +13,9 @@ def example(batches):
     return batches[0][0]
 
 
-def _perceptron():
+@on_two
+def test_a_perceptron_learns_as_in_torch():
     compare(mlp, vector_batches(5, 2), squared_error)
-
-
-def test_a_perceptron_learns_as_in_torch(two):
-    two.run(_perceptron)
 
 
 def _tied(**options):
@@ -60,7 +58,9 @@ def test_llama_with_checkpointing(two, kind):
     two.run(_llama, 3, 2, None, kind)
 
 
-def _lora(checkpointing, save_modules):
+@pytest.mark.parametrize("checkpointing, save_modules", [(False, False), (True, False), (False, True)])
+@on_two
+def test_lora(checkpointing, save_modules):
     import peft
 
     def make():
@@ -78,11 +78,6 @@ def _lora(checkpointing, save_modules):
     compare(make, batches, example=example(batches))
 
 
-@pytest.mark.parametrize("checkpointing, save_modules", [(False, False), (True, False), (False, True)])
-def test_lora(two, checkpointing, save_modules):
-    two.run(_lora, checkpointing, save_modules)
-
-
 def _half(kind, bound):
     batches = token_batches(4, 2)
     expected = training.with_torch(llama(), batches)
@@ -98,7 +93,8 @@ def test_sixteen_bits_are_near_fp32(two, kind, bound):
     assert first == second
 
 
-def _evaluation_between():
+@on_two
+def test_generating_between_steps():
     batches = token_batches(3, 2)
     model, plain = llama(), llama()
     ids = batches[0][0]["input_ids"]
@@ -118,11 +114,8 @@ def _evaluation_between():
     engine.close()
 
 
-def test_generating_between_steps(two):
-    two.run(_evaluation_between)
-
-
-def _evaluation_within():
+@on_two
+def test_evaluating_within_a_step():
     """Between forward and backward, and between micro-batches."""
     batches = token_batches(2, 4)
     expected = training.with_torch(llama(), batches)
@@ -145,11 +138,8 @@ def _evaluation_within():
         assert abs(ours - theirs) < 2e-6 * theirs
 
 
-def test_evaluating_within_a_step(two):
-    two.run(_evaluation_within)
-
-
-def _uneven_end():
+@on_two
+def test_an_epoch_that_ends_unevenly():
     """Two of four micro-batches, and their mean."""
     settings = config(gradient_accumulation_steps=4)
     whole, rest = token_batches(1, 8), token_batches(1, 4, seed=8)
@@ -171,11 +161,8 @@ def _uneven_end():
         assert (values[name] - value).abs().max() < 1e-4
 
 
-def test_an_epoch_that_ends_unevenly(two):
-    two.run(_uneven_end)
-
-
-def _schedule():
+@on_two
+def test_a_schedule_of_torch():
     batches = vector_batches(6, 2)
     factor = lambda step: 1 / (step + 1)
     plain = mlp()
@@ -196,10 +183,6 @@ def _schedule():
     assert abs(engine.learning_rate - 1e-2 / 7) < 1e-9
     assert abs(report.learning_rate - 1e-2 / 6) < 1e-8
     engine.close()
-
-
-def test_a_schedule_of_torch(two):
-    two.run(_schedule)
 
 
 def _digest(stage, folder, checkpointing):

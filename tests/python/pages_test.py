@@ -6,6 +6,7 @@ import re
 
 import pytest
 import torch
+from ranks import on_one
 from torch import nn
 
 import ebb
@@ -53,15 +54,12 @@ def _names(code):
     return names
 
 
-def _run(code, folder):
+@pytest.mark.parametrize("code", list(blocks()))
+@on_one
+def test_a_block_of_a_page_runs(code, folder):
     os.chdir(folder)
     pathlib.Path("ds_config.json").write_text(CONFIG)
     names = _names(code)
     exec(compile(code, "the page", "exec"), names)
     engine = names["trainer"].engine if "trainer" in names else names["engine"]
     engine.close()
-
-
-@pytest.mark.parametrize("code", list(blocks()))
-def test_a_block_of_a_page_runs(one, code, tmp_path):
-    one.run(_run, code, str(tmp_path))

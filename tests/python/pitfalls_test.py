@@ -11,6 +11,7 @@ import training
 from modules import (Blocks, CachedIntermediate, Checkpointed, CheckpointedReentrant, CheckpointOverTwo, Containers, EarlyStopped, FailsInBackward,
                      FrozenFirst, FrozenMiddle, FusedHead, InPlaceOnAView, LeftOut, ListsOfLists, MixtureOfExperts, OtherMethod,
                      PassedThrough, ReadInBackward, Resident, SharedList, UsedTwice)
+from ranks import on_one, on_two
 from torch import nn
 from training import compare, config, llama, mlp, squared_error, token_batches, vector_batches
 
@@ -38,7 +39,8 @@ def test_without_an_example_too(two, kind):
     two.run(_right, kind, True)
 
 
-def _two_walks():
+@on_two
+def test_two_forwards_for_one_backward():
     """Two forwards for one backward: a function of the model shows the order."""
     batches = vector_batches(3, 2)
 
@@ -47,10 +49,6 @@ def _two_walks():
         return (model(x) - y).square().mean() + (model(-x) + y).square().mean()
 
     compare(Checkpointed, batches, loss_of, example=lambda model: loss_of(model, (torch.zeros(2, 8), torch.zeros(2, 1))))
-
-
-def test_two_forwards_for_one_backward(two):
-    two.run(_two_walks)
 
 
 def refused(action, text, code=None):
@@ -64,7 +62,8 @@ def refused_in_a_thread(action, text):
         refused(lambda: thread.submit(action).result(), text)
 
 
-def _two_walks_undeclared():
+@on_two
+def test_an_order_that_was_not_declared_is_an_error_that_names_the_module():
     batch = vector_batches(1, 2)[0][0]
     model = Blocks()
     engine = ebb.initialize(model, config())
@@ -82,10 +81,6 @@ def _two_walks_undeclared():
     engine.close()
 
 
-def test_an_order_that_was_not_declared_is_an_error_that_names_the_module(two):
-    two.run(_two_walks_undeclared)
-
-
 class External(Blocks):
     """A parameter that is used outside of its module."""
 
@@ -93,7 +88,8 @@ class External(Blocks):
         return super().forward(x) + self.blocks[0].bias.sum()
 
 
-def _external():
+@on_two
+def test_a_parameter_outside_of_its_module():
     batches = vector_batches(3, 2)
     compare(External, batches, squared_error, resident=["blocks.0.bias"], example=(batches[0][0][0],))
     model = External()
@@ -113,11 +109,8 @@ def _external():
     engine.close()
 
 
-def test_a_parameter_outside_of_its_module(two):
-    two.run(_external)
-
-
-def _shapes():
+@on_two
+def test_shapes_are_true_and_state_dicts_whole():
     model, plain = llama(), llama()
     engine = ebb.initialize(model, config())
     for (name, ours), (other, theirs) in zip(model.named_parameters(), plain.named_parameters()):
@@ -138,11 +131,8 @@ def _shapes():
     refused(lambda: copy.deepcopy(model), "after its engine was closed")
 
 
-def test_shapes_are_true_and_state_dicts_whole(two):
-    two.run(_shapes)
-
-
-def _optimizer_made_before():
+@on_two
+def test_an_optimizer_that_was_made_before_raises():
     model = mlp()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     engine = ebb.initialize(model, config())
@@ -154,11 +144,8 @@ def _optimizer_made_before():
     engine.close()
 
 
-def test_an_optimizer_that_was_made_before_raises(two):
-    two.run(_optimizer_made_before)
-
-
-def _child_first():
+@on_two
+def test_a_child_is_called_first():
     """No module is the root: a child may be called by itself, first."""
     model, plain = Blocks(), Blocks()
     engine = ebb.initialize(model, config())
@@ -167,10 +154,6 @@ def _child_first():
         assert torch.equal(model.blocks[1](x), plain.blocks[1](x))
         assert torch.equal(model(x), plain(x))
     engine.close()
-
-
-def test_a_child_is_called_first(two):
-    two.run(_child_first)
 
 
 def _generate_differently():
@@ -196,7 +179,9 @@ def test_ranks_that_differ_get_an_error(two):
     two.stop()
 
 
-def _compiled(shown):
+@pytest.mark.parametrize("shown", [True, False])
+@on_two
+def test_compiled_blocks(shown):
     batches, graphs = vector_batches(3, 2), []
 
     def counted(graph, inputs):
@@ -213,7 +198,8 @@ def _compiled(shown):
     assert graphs, "compile() was given another backend"
 
 
-def _compiled_but_disabled():
+@on_one
+def test_blocks_whose_compilation_is_disabled():
     model, graphs = Blocks(), []
     for block in model.blocks:
         block.compile(backend=lambda graph, inputs: graphs.append(graph) or graph.forward, disable=True)
@@ -224,16 +210,10 @@ def _compiled_but_disabled():
     assert not graphs and all("forward" not in vars(block) for block in model.blocks)
 
 
-def test_blocks_whose_compilation_is_disabled(one):
-    one.run(_compiled_but_disabled)
-
-
-@pytest.mark.parametrize("shown", [True, False])
-def test_compiled_blocks(two, shown):
-    two.run(_compiled, shown)
-
-
-def _compiled_llama():
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch's compiler needs g++")
+@on_two
+def test_blocks_of_torchs_compiler():
+    """Its code reads memory, which the fake tensors that show the order do not have."""
     def make():
         model = llama()
         for layer in model.model.layers:
@@ -243,13 +223,8 @@ def _compiled_llama():
     compare(make, token_batches(2, 2))
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="torch's compiler needs g++")
-def test_blocks_of_torchs_compiler(two):
-    """Its code reads memory, which the fake tensors that show the order do not have."""
-    two.run(_compiled_llama)
-
-
-def _hooks_of_others():
+@on_two
+def test_hooks_of_others():
     """What a pre-hook of the user's sees is there."""
     model = Blocks()
     seen = []
@@ -263,11 +238,8 @@ def _hooks_of_others():
     refused(lambda: ebb.initialize(model, config()), "accelerate", "UNIMPLEMENTED")
 
 
-def test_hooks_of_others(two):
-    two.run(_hooks_of_others)
-
-
-def _refusals():
+@on_two
+def test_what_is_refused_says_so():
     x, y = vector_batches(1, 1)[0][0]
     model = mlp()
     engine = ebb.initialize(model, config(fp16={"enabled": True}))
@@ -291,11 +263,8 @@ def _refusals():
     refused(engine.step, "closed")
 
 
-def test_what_is_refused_says_so(two):
-    two.run(_refusals)
-
-
-def _after_exceptions():
+@on_two
+def test_after_exceptions_drop_goes_on():
     """An error in forward, in backward, and in the loop: drop(), and go on as if it had not been."""
     batches = vector_batches(3, 2)
     plain = Blocks()
@@ -324,11 +293,8 @@ def _after_exceptions():
         assert abs(ours - theirs) < 2e-6
 
 
-def test_after_exceptions_drop_goes_on(two):
-    two.run(_after_exceptions)
-
-
-def _count_forwards():
+@on_two
+def test_checkpointing_computes_forward_twice():
     """Saved-tensor hooks around a unit must not turn recomputation off."""
     counts = [0]
 
@@ -348,7 +314,3 @@ def _count_forwards():
         engine.step()
     engine.close()
     assert counts[0] == 4 * 2 * 3
-
-
-def test_checkpointing_computes_forward_twice(two):
-    two.run(_count_forwards)

@@ -6,6 +6,7 @@ import random
 import pytest
 import torch
 import training
+from ranks import on_two
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from training import compare, config, squared_error, vector_batches
@@ -77,15 +78,12 @@ class Drawn(nn.Module):
         return self.head(x)
 
 
-def _train(seed):
+@pytest.mark.parametrize("seed", range(int(FIRST or 0), int(END)))
+@on_two
+def test_a_module_drawn_by_chance(seed):
     draw = random.Random(1000 + seed)
     accumulate = draw.choice([1, 1, 2])
     settings = config(draw.choice([0, 1, 2, 3, 3, 3]), optimizer=training.SGD, gradient_accumulation_steps=accumulate)
     batches = vector_batches(3, 2 * accumulate, seed=seed)
     compare(lambda: Drawn(seed), batches, squared_error, settings=settings, optimizer=training.SGD, accumulate=accumulate,
             example=(batches[0][0][0],) if draw.random() < 0.5 else None)
-
-
-@pytest.mark.parametrize("seed", range(int(FIRST or 0), int(END)))
-def test_a_module_drawn_by_chance(two, seed):
-    two.run(_train, seed)

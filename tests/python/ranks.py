@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
+import inspect
 import multiprocessing
 import os
 import socket
@@ -86,3 +89,35 @@ class Ranks:
         for process in self.processes:
             process.join()
         self.processes = []
+
+
+class _Body:
+    """The function of a test, which the processes import by its name."""
+
+    def __init__(self, module: str, name: str):
+        self.module, self.name = module, name
+
+    def __call__(self, **given: Any) -> Any:
+        return getattr(importlib.import_module(self.module), self.name).__wrapped__(**given)
+
+
+def _on(ranks: str) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+    """Makes a test of a function that runs in the processes of the fixture `ranks`. Its parameters are fixtures and values of parametrize,
+    and `folder` is str(tmp_path)."""
+
+    def made(body: Callable[..., Any]) -> Callable[..., None]:
+        @functools.wraps(body)
+        def test(**given: Any) -> None:
+            processes = given.pop(ranks)
+            if "tmp_path" in given:
+                given["folder"] = str(given.pop("tmp_path"))
+            processes.run(_Body(body.__module__, body.__name__), **given)
+
+        names = [ranks, *("tmp_path" if name == "folder" else name for name in inspect.signature(body).parameters)]
+        test.__signature__ = inspect.Signature([inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names])
+        return test
+
+    return made
+
+
+on_one, on_two = _on("one"), _on("two")

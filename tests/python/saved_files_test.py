@@ -6,6 +6,7 @@ import os
 import pytest
 import safetensors.torch
 import torch
+from ranks import on_one
 from torch import nn
 from training import config, gpt2, mlp
 
@@ -30,7 +31,9 @@ def _changes(monkeypatch, fails_at):
     return made
 
 
-def _killed_at_any_change(folder, before, after):
+@pytest.mark.parametrize("before, after", [(60_000, 60_000), (60_000, 10**9), (10**9, 60_000)])
+@on_one
+def test_a_killed_save_pretrained_leaves_the_earlier_model_or_the_new_one(folder, before, after):
     engine = ebb.initialize(model := gpt2(), config())
     values = engine.state_dict()
     later = {key: value + 1 for key, value in values.items()}
@@ -65,12 +68,8 @@ def _with_ebb(folder, described):
         return engine.state_dict()
 
 
-@pytest.mark.parametrize("before, after", [(60_000, 60_000), (60_000, 10**9), (10**9, 60_000)])
-def test_a_killed_save_pretrained_leaves_the_earlier_model_or_the_new_one(one, tmp_path, before, after):
-    one.run(_killed_at_any_change, str(tmp_path), before, after)
-
-
-def _full_disk(folder):
+@on_one
+def test_a_failed_save_pretrained_leaves_no_unfinished_file(folder):
     engine = ebb.initialize(mlp(), config())
     engine.save_pretrained(folder)
     expected = engine.state_dict()
@@ -88,10 +87,6 @@ def _full_disk(folder):
     loaded = safetensors.torch.load_file(f"{folder}/model.safetensors")
     assert all(torch.equal(loaded[name], value) for name, value in expected.items())
     engine.close()
-
-
-def test_a_failed_save_pretrained_leaves_no_unfinished_file(one, tmp_path):
-    one.run(_full_disk, str(tmp_path))
 
 
 def _buffers_of_a_run(folder):
@@ -147,7 +142,8 @@ def _warned(call):
     return said
 
 
-def _buffers_that_do_not_fit(folder):
+@on_one
+def test_buffers_that_do_not_fit_are_named(folder):
     engine = ebb.initialize(model := Queue(2, torch.ones(3)), config())
     model.queue.fill_(7)
     assert _warned(lambda: engine.save(f"{folder}/small")) == []
@@ -165,11 +161,8 @@ def _buffers_that_do_not_fit(folder):
     engine.close()
 
 
-def test_buffers_that_do_not_fit_are_named(one, tmp_path):
-    one.run(_buffers_that_do_not_fit, str(tmp_path))
-
-
-def _other_files(folder):
+@on_one
+def test_files_of_other_programs_that_do_not_fit_are_named(folder):
     def refused(said, make=mlp):
         with ebb.empty_parameters():
             model = make()
@@ -196,16 +189,9 @@ def _other_files(folder):
         _with_ebb(folder, model.config)
 
 
-def test_files_of_other_programs_that_do_not_fit_are_named(one, tmp_path):
-    one.run(_other_files, str(tmp_path))
-
-
-def _buffer_of_another_shape():
+@on_one
+def test_a_buffer_of_another_shape_is_refused():
     engine = ebb.initialize(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), config())
     with pytest.raises(ebb.Error, match=r"buffer '1.running_mean' has the shape \[4\], and was given \[1\]"):
         engine.load_state_dict(dict(engine.state_dict(), **{"1.running_mean": torch.ones(1)}))
     engine.close()
-
-
-def test_a_buffer_of_another_shape_is_refused(one):
-    one.run(_buffer_of_another_shape)

@@ -9,6 +9,7 @@ import pytest
 import torch
 import training
 from pitfalls_test import refused
+from ranks import on_one, on_two
 from torch import nn
 from training import config, gpt2, llama, mlp, offloaded, squared_error, token_batches, vector_batches
 
@@ -22,7 +23,8 @@ def train(engine, model, batches, loss_of=training.of_output):
     return engine.report().loss
 
 
-def _resume(folder):
+@on_two
+def test_a_run_is_resumed_bit_for_bit_at_another_stage(folder):
     batches = token_batches(6, 2)
     model = llama()
     engine = ebb.initialize(model, config(), example=batches[0][0])
@@ -37,10 +39,6 @@ def _resume(folder):
     assert train(engine, model, batches[3:]) == last
     assert training.digest(engine) == expected
     engine.close()
-
-
-def test_a_run_is_resumed_bit_for_bit_at_another_stage(two, tmp_path):
-    two.run(_resume, str(tmp_path))
 
 
 def _save_pretrained(folder, make, parts):
@@ -65,7 +63,8 @@ def test_transformers_loads_what_is_saved(two, tmp_path, make, parts):
     two.run(_save_pretrained, str(tmp_path / "model"), make, parts)
 
 
-def _adapter(folder):
+@on_two
+def test_peft_loads_an_adapter_of_a_base_on_the_disk(folder):
     import peft
 
     def make():
@@ -88,11 +87,8 @@ def _adapter(folder):
             assert torch.equal(value, values[name].float()), name
 
 
-def test_peft_loads_an_adapter_of_a_base_on_the_disk(two, tmp_path):
-    two.run(_adapter, str(tmp_path))
-
-
-def _prompt(folder):
+@on_two
+def test_a_prompt_is_saved(folder):
     import peft
     import safetensors.torch
 
@@ -105,11 +101,8 @@ def _prompt(folder):
     engine.close()
 
 
-def test_a_prompt_is_saved(two, tmp_path):
-    two.run(_prompt, str(tmp_path))
-
-
-def _multitask_prompt(folder):
+@on_one
+def test_a_prompt_that_peft_cannot_read_is_refused(folder):
     import peft
 
     model = peft.get_peft_model(llama(), peft.MultitaskPromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3, num_tasks=2))
@@ -119,11 +112,8 @@ def _multitask_prompt(folder):
     engine.close()
 
 
-def test_a_prompt_that_peft_cannot_read_is_refused(one, tmp_path):
-    one.run(_multitask_prompt, str(tmp_path))
-
-
-def _adapter_of_transformers(folder):
+@on_one
+def test_peft_loads_an_adapter_that_transformers_made(folder):
     import peft
     import transformers.integrations.peft
 
@@ -149,11 +139,8 @@ def _saved_by_transformers(folder):
     engine.close()
 
 
-def test_peft_loads_an_adapter_that_transformers_made(one, tmp_path):
-    one.run(_adapter_of_transformers, str(tmp_path))
-
-
-def _no_weights(folder):
+@on_one
+def test_a_file_that_has_no_weights_is_named(folder):
     file = f"{folder}/model.safetensors"
     for content in (b"", b"PK\3\4" + 40 * b"x", (2).to_bytes(8, "little") + b"{].....", (2).to_bytes(8, "little") + b"12....."):
         with open(file, "wb") as out:
@@ -162,10 +149,6 @@ def _no_weights(folder):
             model = mlp()
         with pytest.raises(ebb.Error, match="is not a whole safetensors file"):
             ebb.initialize(model, config(), weights=file)
-
-
-def test_a_file_that_has_no_weights_is_named(one, tmp_path):
-    one.run(_no_weights, str(tmp_path))
 
 
 def _meta(folder):
@@ -193,7 +176,8 @@ def test_a_model_without_memory_reads_its_slices_from_files(two, tmp_path):
     two.run(_meta, str(tmp_path / "files"))
 
 
-def _values_of_rank_0():
+@on_two
+def test_ranks_that_begin_differently():
     torch.manual_seed(ebb.world().rank)
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1))
     if ebb.world().size > 1:
@@ -207,11 +191,8 @@ def _values_of_rank_0():
     engine.close()
 
 
-def test_ranks_that_begin_differently(two):
-    two.run(_values_of_rank_0)
-
-
-def _write():
+@on_two
+def test_one_parameter_is_written():
     model = mlp()
     engine = ebb.initialize(model, config())
     before = engine.state_dict()
@@ -227,11 +208,8 @@ def _write():
     engine.close()
 
 
-def test_one_parameter_is_written(two):
-    two.run(_write)
-
-
-def _suspend():
+@on_two
+def test_a_suspended_engine_goes_on():
     batches = vector_batches(4, 2)
     losses = []
     for suspended in (False, True):
@@ -249,11 +227,8 @@ def _suspend():
     assert losses[0] == losses[1]
 
 
-def test_a_suspended_engine_goes_on(two):
-    two.run(_suspend)
-
-
-def _groups():
+@on_two
+def test_groups_have_their_own_rates():
     settings = config(optimizer={"type": "SGD", "params": {"lr": 0.5}}, ebb={"parameter_groups": {"biases": {"lr_factor": 0.0}}})
     model = mlp()
     engine = ebb.initialize(model, settings, groups={"biases": "bias"})
@@ -265,11 +240,8 @@ def _groups():
     engine.close()
 
 
-def test_groups_have_their_own_rates(two):
-    two.run(_groups)
-
-
-def _tables():
+@on_two
+def test_tables_of_memory_and_communication():
     model = llama()
     settings = config()
     predicted = {(row.state, row.tier): row.predicted for row in ebb.predict_memory(llama(), settings, 2, example=token_batches(1, 1)[0][0])}
@@ -286,11 +258,8 @@ def _tables():
     engine.close()
 
 
-def test_tables_of_memory_and_communication(two):
-    two.run(_tables)
-
-
-def _closed_with_tensors_alive():
+@on_two
+def test_tensors_outlive_the_engine():
     model = mlp()
     engine = ebb.initialize(model, config())
     kept = []
@@ -303,10 +272,6 @@ def _closed_with_tensors_alive():
     gc.collect()
     assert kept[0].shape == (8, 8) and kept[0].sum() is not None  # readable; its contents are another unit's, or undefined
     refused(lambda: model(torch.ones(2, 8)), "'0.weight' is read by linear after its engine was closed")  # hooks are gone
-
-
-def test_tensors_outlive_the_engine(two):
-    two.run(_closed_with_tensors_alive)
 
 
 LOOP = """
@@ -355,7 +320,8 @@ assert engine.report().step == 4
     assert done.returncode == 0, done.stderr
 
 
-def _saved_again(folder):
+@on_two
+def test_a_folder_that_was_used_has_the_last_model_alone(folder):
     model = llama()
     engine = ebb.initialize(model, config())
     listed = lambda: sorted(os.listdir(folder)) if engine.world.rank == 0 else None
@@ -378,10 +344,6 @@ def _saved_again(folder):
     engine.close()
 
 
-def test_a_folder_that_was_used_has_the_last_model_alone(two, tmp_path):
-    two.run(_saved_again, str(tmp_path))
-
-
 def _save_fails(folder):
     model = mlp()
     model.register_buffer("phase", torch.ones(2, dtype=torch.complex64))
@@ -402,7 +364,8 @@ def test_what_rank_0_cannot_write_is_every_ranks_error(two, tmp_path):
     assert [f"rank 0: {text}" for text in first] == second  # a rank's own error does not name it
 
 
-def _buffers(folder):
+@on_one
+def test_buffers_are_read_from_files(folder):
     import safetensors.torch
 
     make = lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
@@ -426,11 +389,8 @@ def _buffers(folder):
     assert model[0].weight.is_meta
 
 
-def test_buffers_are_read_from_files(one, tmp_path):
-    one.run(_buffers, str(tmp_path))
-
-
-def _saved_beside(folder):
+@on_two
+def test_a_save_beside_the_steps_that_come_has_the_step_before_them(folder):
     batches = token_batches(6, 2)
     engine = ebb.initialize(model := llama(), config(), example=batches[0][0])
     train(engine, model, batches[:3])
@@ -453,11 +413,8 @@ def _saved_beside(folder):
         engine.close()
 
 
-def test_a_save_beside_the_steps_that_come_has_the_step_before_them(two, tmp_path):
-    two.run(_saved_beside, str(tmp_path))
-
-
-def _two_savers(folder):
+@on_one
+def test_one_run_at_a_time_saves_to_a_folder(folder):
     first, second = (ebb.initialize(llama(), config(), example=token_batches(1, 1)[0][0]) for _ in range(2))
     first.save(folder)
     with pytest.raises(ebb.Error, match=f"another run saves to '{folder}'.*give each run a folder of its own") as caught:
@@ -469,11 +426,8 @@ def _two_savers(folder):
     second.close()
 
 
-def test_one_run_at_a_time_saves_to_a_folder(one, tmp_path):
-    one.run(_two_savers, str(tmp_path))
-
-
-def _tied_keys():
+@on_one
+def test_values_that_differ_for_one_parameter_are_an_error_that_names_both_keys():
     engine = ebb.initialize(model := gpt2(), config())
     values = model.state_dict()
     model.load_state_dict(values)
@@ -484,7 +438,3 @@ def _tied_keys():
     model.load_state_dict({"lm_head.weight": values["lm_head.weight"]}, strict=False)
     assert torch.equal(engine.gather("transformer.wte.weight"), values["lm_head.weight"])
     engine.close()
-
-
-def test_values_that_differ_for_one_parameter_are_an_error_that_names_both_keys(one):
-    one.run(_tied_keys)

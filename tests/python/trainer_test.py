@@ -8,6 +8,7 @@ import pathlib
 import pytest
 import torch
 import training
+from ranks import on_one, on_two
 from training import gpt2, llama, offloaded, token_batches
 
 import ebb
@@ -136,7 +137,8 @@ def test_a_run_that_is_resumed_has_the_bits_of_one_that_was_not_interrupted(two,
     two.run(_resumed, str(tmp_path / "b"), {"zero_optimization": {**ZERO, **offloaded(str(tmp_path))}, "scheduler": schedule})
 
 
-def _evaluated(folder):
+@on_two
+def test_evaluation_the_best_model_and_what_is_saved(folder):
     import transformers
 
     more = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2, "max_steps": 4, "load_best_model_at_end": True,
@@ -158,11 +160,8 @@ def _evaluated(folder):
             assert torch.equal(value, values[name]), name
 
 
-def test_evaluation_the_best_model_and_what_is_saved(two, tmp_path):
-    two.run(_evaluated, str(tmp_path))
-
-
-def _lora(folder):
+@on_one
+def test_an_adapter_on_a_base_on_the_disk(folder):
     import peft
 
     def make():
@@ -188,7 +187,8 @@ def _lora(folder):
     resumed.engine.close()
 
 
-def _prompt(folder):
+@on_one
+def test_peft_loads_a_prompt(folder):
     import peft
 
     model = peft.get_peft_model(llama(), peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3))
@@ -200,15 +200,8 @@ def _prompt(folder):
     trainer.engine.close()
 
 
-def test_peft_loads_a_prompt(one, tmp_path):
-    one.run(_prompt, str(tmp_path))
-
-
-def test_an_adapter_on_a_base_on_the_disk(one, tmp_path):
-    one.run(_lora, str(tmp_path))
-
-
-def _bf16(folder):
+@on_one
+def test_a_file_whose_values_are_auto(folder):
     path = folder + "/ds.json"
     with open(path, "w") as file:
         json.dump({"bf16": {"enabled": "auto"}, "zero_optimization": ZERO, "optimizer": {"type": "AdamW", "params": {"lr": "auto", "weight_decay": "auto"}}}, file)
@@ -222,11 +215,8 @@ def _bf16(folder):
     trainer.engine.close()
 
 
-def test_a_file_whose_values_are_auto(one, tmp_path):
-    one.run(_bf16, str(tmp_path))
-
-
-def _model_init(folder):
+@on_one
+def test_a_model_that_is_made_anew_begins_anew(folder):
     from ebb.integrations.transformers import Trainer
 
     trainer = Trainer(model_init=lambda: llama(), args=arguments(folder), train_dataset=Sequences(20), ebb_config={"zero_optimization": ZERO})
@@ -238,10 +228,6 @@ def _model_init(folder):
     trainer.engine.close()
 
 
-def test_a_model_that_is_made_anew_begins_anew(one, tmp_path):
-    one.run(_model_init, str(tmp_path))
-
-
 def ours_of(kind):
     """A trainer that others have derived from transformers' own, such as TRL's, on the engine."""
     from ebb.integrations.transformers import Trainer
@@ -249,7 +235,9 @@ def ours_of(kind):
     return type("Ours", (Trainer, kind), {})
 
 
-def _preference(folder, sharded):
+@pytest.mark.parametrize("sharded", [False, True], ids=["whole", "sharded"])
+@on_one
+def test_a_trainer_with_a_reference_model(folder, sharded):
     import transformers
 
     class Preference(transformers.Trainer):
@@ -283,12 +271,8 @@ def _preference(folder, sharded):
         of_reference.close()
 
 
-@pytest.mark.parametrize("sharded", [False, True], ids=["whole", "sharded"])
-def test_a_trainer_with_a_reference_model(one, tmp_path, sharded):
-    one.run(_preference, str(tmp_path), sharded)
-
-
-def _contradictions(folder):
+@on_one
+def test_what_contradicts_the_arguments_is_named(folder):
     import transformers
     from ebb.integrations.transformers import filled
 
@@ -316,11 +300,8 @@ def _contradictions(folder):
         Trainer(model, args, train_dataset=Sequences(4), optimizers=(torch.optim.SGD(model.parameters(), lr=0.1), None))
 
 
-def test_what_contradicts_the_arguments_is_named(one, tmp_path):
-    one.run(_contradictions, str(tmp_path))
-
-
-def _files(folder):
+@on_one
+def test_a_file_with_null_comments_or_a_key_twice(folder):
     from ebb.integrations.transformers import filled, read_config
 
     file = pathlib.Path(folder) / "ds_config.json"
@@ -332,7 +313,3 @@ def _files(folder):
         read_config(file)
     with pytest.raises(ebb.Error, match="'stage' is there twice"):
         read_config('{"zero_optimization": {"stage": 2, "stage": 3}}')
-
-
-def test_a_file_with_null_comments_or_a_key_twice(one, tmp_path):
-    one.run(_files, str(tmp_path))

@@ -6,6 +6,7 @@ import pytest
 import torch
 import training
 from pitfalls_test import refused
+from ranks import on_two
 from torch import nn
 from training import SGD, config, squared_error, vector_batches
 
@@ -46,7 +47,9 @@ def train(model, engine, step):
     assert engine.step()
 
 
-def _written(stage):
+@pytest.mark.parametrize("stage", [0, 3])
+@on_two
+def test_a_write_that_the_engine_does_not_see_is_an_error_that_names_the_parameter(stage):
     model = Gated()
     engine = ebb.initialize(model, config(stage, optimizer=SGD))
     train(model, engine, 0)
@@ -87,12 +90,8 @@ def _written(stage):
     engine.close()
 
 
-@pytest.mark.parametrize("stage", [0, 3])
-def test_a_write_that_the_engine_does_not_see_is_an_error_that_names_the_parameter(two, stage):
-    two.run(_written, stage)
-
-
-def _shown():
+@on_two
+def test_a_resident_parameter_shows_what_the_engine_has():
     """Resident parameters show the value of the newest forward, or of the last call that gave them one."""
     model = Gated()
     engine = ebb.initialize(model, config(optimizer=SGD), values_of_rank_0=True)
@@ -111,16 +110,9 @@ def _shown():
     engine.close()
 
 
-def test_a_resident_parameter_shows_what_the_engine_has(two):
-    two.run(_shown)
-
-
-def _as_in_torch():
+@on_two
+def test_resident_parameters_and_those_of_one_element_learn_as_in_torch():
     training.compare(Gated, BATCHES, squared_error, optimizer=SGD)
-
-
-def test_resident_parameters_and_those_of_one_element_learn_as_in_torch(two):
-    two.run(_as_in_torch)
 
 
 class _Constrained(nn.Linear):
@@ -149,7 +141,12 @@ class _Masked(nn.Linear):
         return super().forward(x)
 
 
-def _written_in_forward(make, stage):
+@pytest.mark.parametrize("stage", [0, 3])
+@pytest.mark.parametrize(
+    "make", [functools.partial(_Constrained, 8, 8), functools.partial(_Clamped, 8, 8), functools.partial(nn.Embedding, 4, 8, max_norm=0.1)]
+)
+@on_two
+def test_a_module_that_writes_to_its_own_parameter_is_refused(make, stage):
     torch.manual_seed(2)
     model = nn.Sequential(make(), nn.Flatten(), nn.Linear(8, 8), nn.Linear(8, 1))
     engine = ebb.initialize(model, config(stage, optimizer=SGD))
@@ -165,14 +162,8 @@ def _written_in_forward(make, stage):
 
 
 @pytest.mark.parametrize("stage", [0, 3])
-@pytest.mark.parametrize(
-    "make", [functools.partial(_Constrained, 8, 8), functools.partial(_Clamped, 8, 8), functools.partial(nn.Embedding, 4, 8, max_norm=0.1)]
-)
-def test_a_module_that_writes_to_its_own_parameter_is_refused(two, make, stage):
-    two.run(_written_in_forward, make, stage)
-
-
-def _masked_in_forward(stage):
+@on_two
+def test_a_write_through_data_in_forward_is_refused_in_the_forwards_that_are_watched(stage):
     for clean in (0, 2, 63):
         model = nn.Sequential(_Masked(8, 8), nn.Linear(8, 8), nn.Linear(8, 1))
         engine = ebb.initialize(model, config(stage, optimizer=SGD))
@@ -186,8 +177,3 @@ def _masked_in_forward(stage):
         engine.drop()
         refused(lambda: model(x), "changed values of '0.weight' in place.*make a new engine")
         engine.close()
-
-
-@pytest.mark.parametrize("stage", [0, 3])
-def test_a_write_through_data_in_forward_is_refused_in_the_forwards_that_are_watched(two, stage):
-    two.run(_masked_in_forward, stage)

@@ -9,6 +9,7 @@ import safetensors.torch
 import tiny
 import torch
 import transformers
+from ranks import on_one, on_two
 from torch import nn
 from training import config, mlp, offloaded
 
@@ -121,7 +122,8 @@ def test_each_type_with_a_table(one, tmp_path, model_type):
     _names_and_shapes(model_type)
 
 
-def _holds_few(folder):
+@on_one
+def test_conversions_are_held_two_at_a_time(folder):
     """Beside its slices a rank holds what two conversions have made, not the model."""
     model = tiny.model_of("mixtral")
     model.save_pretrained(folder)
@@ -140,10 +142,6 @@ def _holds_few(folder):
             empty = type(model)(model.config)
         ebb.initialize(empty, config(), weights=folder).close()
     assert len(set(runs)) == 4 and max(held) == 2
-
-
-def test_conversions_are_held_two_at_a_time(one, tmp_path):
-    one.run(_holds_few, str(tmp_path))
 
 
 def _refused(said, make, folder):
@@ -165,7 +163,8 @@ def _warned(call):
     return said
 
 
-def _files_that_do_not_fit(folder):
+@on_one
+def test_files_that_do_not_fit_are_named(folder):
     file = folder + "/model.safetensors"
     make = lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
     values = make().state_dict()
@@ -189,11 +188,8 @@ def _files_that_do_not_fit(folder):
     _refused("transformers cannot convert", empty, folder)
 
 
-def test_files_that_do_not_fit_are_named(one, tmp_path):
-    one.run(_files_that_do_not_fit, str(tmp_path))
-
-
-def _unreadable(folder):
+@on_two
+def test_a_rank_that_cannot_read_is_every_ranks_error(folder):
     model = tiny.model_of("mixtral")
     if ebb.world().rank == 0:
         model.save_pretrained(folder)
@@ -212,18 +208,11 @@ def _unreadable(folder):
     ebb.initialize(mlp(), config()).close()
 
 
-def test_a_rank_that_cannot_read_is_every_ranks_error(two, tmp_path):
-    two.run(_unreadable, str(tmp_path))
-
-
-def _config_in_utf_16(folder):
+@on_one
+def test_a_config_in_utf_16_is_named(folder):
     path = folder + "/ds_config.json"
     with open(path, "w", encoding="utf-16") as file:
         file.write(json.dumps(config()))
     with pytest.raises(ebb.Error, match=f"'{path}' is not UTF-8, which JSON files must be") as caught:
         ebb.initialize(mlp(), path)
     assert caught.value.code == "INVALID_ARGUMENT"
-
-
-def test_a_config_in_utf_16_is_named(one, tmp_path):
-    one.run(_config_in_utf_16, str(tmp_path))

@@ -6,6 +6,7 @@ import peft
 import pytest
 import safetensors.torch
 import torch
+from ranks import on_one
 from training import config, llama, offloaded, token_batches
 
 import ebb
@@ -76,7 +77,8 @@ def test_the_file_of_two_ranks_is_pefts_own(two, tmp_path, kind):
     two.run(_saved, str(tmp_path), kind)
 
 
-def _one_of_two(folder):
+@on_one
+def test_the_active_one_of_two_is_saved(folder):
     model = make("lora", "first")
     model.add_adapter("second", ADAPTERS["dora"]())
     model.set_adapter("second")
@@ -92,7 +94,3 @@ def _of_second(key):
     for part in ("lora_A", "lora_B"):
         key = key.replace(f"{part}.weight", f"{part}.second.weight")
     return key + ".second.weight" if key.endswith("lora_magnitude_vector") else key
-
-
-def test_the_active_one_of_two_is_saved(one, tmp_path):
-    one.run(_one_of_two, str(tmp_path))

@@ -7,6 +7,7 @@ import bitsandbytes
 import pytest
 import safetensors.torch
 import torch
+from ranks import on_one, on_two
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from training import config, gpt2, offloaded, squared_error, vector_batches
@@ -147,17 +148,14 @@ def test_a_checkpoint_of_two_ranks_has_it(two, tmp_path):
     two.run(_checkpoint, str(tmp_path), dict)
 
 
-def _old_checkpoint():
+@on_one
+def test_an_old_checkpoint_has_buffers_by_the_paths_of_modules():
     engine = ebb.initialize(make(), config())
     stream = io.BytesIO()
     torch.save({"4._checkpoint_wrapped_module.running_mean": torch.arange(8.0)}, stream)
     ebb._buffers.set_to(engine, stream.getvalue())
     assert torch.equal(engine.state_dict()["4.running_mean"], torch.arange(8.0))
     engine.close()
-
-
-def test_an_old_checkpoint_has_buffers_by_the_paths_of_modules(one):
-    one.run(_old_checkpoint)
 
 
 def _files(folder):
@@ -190,7 +188,8 @@ def test_files_of_two_ranks_have_it_and_are_read(two, tmp_path):
     two.run(_files, str(tmp_path))
 
 
-def _wrapped_blocks(folder):
+@on_two
+def test_transformers_reads_wrapped_blocks(folder):
     model = gpt2()
     expected = {key: value.clone() for key, value in model.state_dict().items()}
     for i, block in enumerate(model.transformer.h):
@@ -203,11 +202,8 @@ def _wrapped_blocks(folder):
     assert_same(loaded.state_dict(), expected)
 
 
-def test_transformers_reads_wrapped_blocks(two, tmp_path):
-    two.run(_wrapped_blocks, str(tmp_path))
-
-
-def _hooks_around(folder):
+@on_two
+def test_hooks_that_compute_values(folder):
     """A hook of the whole model gives new values."""
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1))
 
@@ -226,11 +222,8 @@ def _hooks_around(folder):
     engine.close()
 
 
-def test_hooks_that_compute_values(two, tmp_path):
-    two.run(_hooks_around, str(tmp_path))
-
-
-def _gathered_for_names():
+@on_one
+def test_names_are_asked_for_without_values():
     """Names alone cost no gathering, unless a module's own code computes with its parameters."""
     engine = ebb.initialize(make(), config())
     asked = []
@@ -241,15 +234,12 @@ def _gathered_for_names():
     engine.close()
 
 
-def test_names_are_asked_for_without_values(one):
-    one.run(_gathered_for_names)
-
-
 class Unsafe:
     pass
 
 
-def _states_that_do_not_fit(folder):
+@on_one
+def test_an_extra_state_that_no_checkpoint_can_have_is_named(folder):
     engine = ebb.initialize(make(), config())
     said = []
     handler = logging.Handler()
@@ -263,7 +253,3 @@ def _states_that_do_not_fit(folder):
         logging.getLogger("ebb").removeHandler(handler)
     assert said == ["the checkpoint is saved without extra states that torch.load(weights_only=True) does not read: 1._extra_state"]
     engine.close()
-
-
-def test_an_extra_state_that_no_checkpoint_can_have_is_named(one, tmp_path):
-    one.run(_states_that_do_not_fit, str(tmp_path))
