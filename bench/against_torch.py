@@ -10,29 +10,20 @@ context 256, clipping at 1, AdamW, two ranks with half of the cores each (plain:
 cores). Peak memory is the resident set of one rank; for PyTorch also above the bare import.
 """
 
-import argparse
 import json
-import os
 import pathlib
-import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 
-HERE = pathlib.Path(__file__).resolve().parent
+from turns import BUILT, HERE, environments_of, in_turn, output, parser_of, peaks_of, print_head, print_row
+
 DATA = "/usr/share/common-licenses/GPL-3"
 CONFIG = {
     "gradient_clipping": 1.0,
     "zero_optimization": {"stage": 3},
     "optimizer": {"type": "AdamW", "params": {"lr": 6e-4, "betas": [0.9, 0.95], "weight_decay": 0.01}},
 }
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def ebb(args, batch, dtype, folder, processes):
@@ -43,33 +34,18 @@ def ebb(args, batch, dtype, folder, processes):
                "--summary", summary, "--sample", 0]
     if not processes:
         command += ["--ranks", 2]
-    environments = [{}]
-    if processes:
-        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
-        environments = [place | {"RANK": str(rank)} for rank in range(2)]
-    started = [
-        subprocess.Popen([str(word) for word in command], env=os.environ | environment,
-                         stdout=subprocess.DEVNULL)
-        for environment in environments
-    ]
-    peaks = []
-    for process in started:
-        _, status, usage = os.wait4(process.pid, 0)
-        if status != 0:
-            sys.exit(f"{command} has failed")
-        peaks.append(usage.ru_maxrss / 1024)
+    peaks = peaks_of(command, environments_of(2) if processes else [{}])
     written = json.loads(summary.read_text())
     result = {"tokens_per_second": written["tokens_per_second"]}
     if processes:
-        result["peak_mib"] = max(peaks)
+        result["peak_mib"] = max(peaks) / 1024
     return result
 
 
 def torch(args, mode, batch, dtype):
     command = [args.python, HERE / "peers" / "torch_gpt.py", mode, "--batch", batch, "--steps", args.steps,
                "--dtype", dtype, "--data", DATA]
-    done = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, check=True)
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(output(command).splitlines()[-1])
 
 
 def measure(args, batch, folder):
@@ -82,12 +58,10 @@ def measure(args, batch, folder):
         "plain fp32": lambda: torch(args, "plain", batch, "fp32"),
     }
     results = {name: [] for name in programs}
-    names = list(programs)
-    for round_number in range(args.rounds):
-        turn = round_number % len(names)
-        for name in names[turn:] + names[:turn]:
+    for turn in range(args.rounds):
+        for name in in_turn(programs, turn):
             results[name].append(programs[name]())
-            print(f"batch {batch}, round {round_number + 1}: {name}: "
+            print(f"batch {batch}, round {turn + 1}: {name}: "
                   f"{results[name][-1]['tokens_per_second']:.0f} tokens/s", file=sys.stderr)
     return results
 
@@ -99,19 +73,19 @@ def median(results, key):
 
 def print_table(batch, results):
     ours = median(results["Ebb fp32, processes"], "tokens_per_second")
-    print(f"\nGlobal batch {batch}\n\n| program | tokens/s | Ebb fp32, processes / this | peak MiB a rank | above import |")
-    print("|---|---|---|---|---|")
+    print(f"\nGlobal batch {batch}\n")
+    print_head("program", "tokens/s", "Ebb fp32, processes / this", "peak MiB a rank", "above import")
     for name, rows in results.items():
         speed = median(rows, "tokens_per_second")
         memory = [median(rows, key) for key in ("peak_mib", "peak_mib_above_import")]
         cells = ["" if value is None else f"{value:.0f}" for value in memory]
-        print(f"| {name} | {speed:.0f} | {ours / speed:.2f} | {cells[0]} | {cells[1]} |")
+        print_row(name, f"{speed:.0f}", f"{ours / speed:.2f}", *cells)
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--python", required=True, help="a Python with torch")
-    parser.add_argument("--gpt", default=HERE.parent / "build/release/bin/gpt")
+    parser.add_argument("--gpt", default=BUILT / "gpt")
     parser.add_argument("--batch", type=int, nargs="+", default=[4, 16])
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--rounds", type=int, default=5)

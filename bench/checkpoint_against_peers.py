@@ -9,43 +9,32 @@ files dropped from the page cache. "disk" writes and reads as many bytes with O_
 within a round. If that Python has no DeepSpeed, its rows are left out, and a line says so.
 """
 
-import argparse
+import os
 import pathlib
 import shutil
 import statistics
 import subprocess
-import sys
-import os
 
-HERE = pathlib.Path(__file__).resolve().parent
+from turns import BUILT, HERE, Peer, in_turn, is_number, median_ratio, parser_of, print_head, print_row
 
 
-class Program:
+# A DS_ACCELERATOR of the user wins.
+ON_CPU = {"DS_ACCELERATOR": os.environ.get("DS_ACCELERATOR", "cpu")}
+
+
+class Program(Peer):
     def __init__(self, command):
-        self.process = subprocess.Popen([str(word) for word in command], text=True, stdin=subprocess.PIPE,
-                                        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                                        env={"DS_ACCELERATOR": "cpu"} | os.environ)
+        super().__init__(command, stderr=subprocess.DEVNULL, **ON_CPU)
 
-    def answer(self):
-        while line := self.process.stdout.readline():
-            if line.strip() == "ready" or line[:1].isdigit():
-                return line.strip()
-        sys.exit(f"{' '.join(self.process.args)} has failed")
-
-    def ask(self, what):
-        self.process.stdin.write(what + "\n")
-        self.process.stdin.flush()
-        return float(self.answer())
-
-    def close(self):
-        self.process.stdin.close()
-        self.process.wait()
+    def seconds_of(self, what):
+        self.tell(what)
+        return float(self.answer(is_number))
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("folder", type=pathlib.Path)
-    parser.add_argument("--bench", default=HERE.parent / "build/release/bin/checkpoint_bench")
+    parser.add_argument("--bench", default=BUILT / "checkpoint_bench")
     parser.add_argument("--python", required=True, help="a Python with torch, and with deepspeed to compare it")
     parser.add_argument("--units", type=int, default=13)
     parser.add_argument("--elements", type=int, default=8 << 20, help="of a unit")
@@ -56,35 +45,35 @@ def main():
     peers = {"torch.distributed.checkpoint": ["torch", folder / "torch", *shape],
              "the same, 2 threads": ["torch", folder / "torch2", *shape, 2],
              "DeepSpeed": ["deepspeed", folder / "deepspeed", *shape]}
-    if subprocess.run([args.python, "-c", "import deepspeed"], capture_output=True, env={"DS_ACCELERATOR": "cpu"} | os.environ).returncode:
+    if subprocess.run([args.python, "-c", "import deepspeed"], capture_output=True, env=os.environ | ON_CPU).returncode:
         del peers["DeepSpeed"]
         print("this Python has no deepspeed: its rows are left out")
     print("load before: " + " ".join(f"{value:.1f}" for value in os.getloadavg()))
     programs = {name: Program([args.python, HERE / "peers/checkpoints.py", *command]) for name, command in peers.items()}
     for program in programs.values():
-        program.answer()
+        program.answer(lambda line: line.strip() == "ready")
     ebb = Program([args.bench, args.folder, "commands", "--units", args.units, "--elements", args.elements])
     names = ["Ebb", *peers, "disk"]
     seconds = {name: {"save": [], "load": []} for name in names}
     for turn in range(1 + args.rounds):
         for what, of_disk in [("save", "write"), ("load", "read")]:
-            for name in names[turn % len(names):] + names[:turn % len(names)]:
-                took = (ebb.ask(of_disk) if name == "disk" else ebb.ask(what) if name == "Ebb" else programs[name].ask(what))
+            for name in in_turn(names, turn):
+                took = programs.get(name, ebb).seconds_of(of_disk if name == "disk" else what)
                 if turn > 0:
                     seconds[name][what].append(took)
     for program in [ebb, *programs.values()]:
         program.close()
     shutil.rmtree(folder)
     gigabytes = 12 * args.units * args.elements / 1e9
-    print(f"{gigabytes:.2f} GB of states\n| | save, s | GB/s | Ebb's rate over it | load, s | GB/s | Ebb's rate over it |\n"
-          "|---|---|---|---|---|---|---|")
+    print(f"{gigabytes:.2f} GB of states")
+    print_head("", "save, s", "GB/s", "Ebb's rate over it", "load, s", "GB/s", "Ebb's rate over it")
     for name in names:
         cells = [name]
         for what in ["save", "load"]:
             median = statistics.median(seconds[name][what])
-            ratio = statistics.median(theirs / ours for ours, theirs in zip(seconds["Ebb"][what], seconds[name][what]))
+            ratio = median_ratio(seconds[name][what], seconds["Ebb"][what])
             cells += [f"{median:.2f}", f"{gigabytes / median:.2f}", f"{ratio:.2f}"]
-        print("| " + " | ".join(cells) + " |")
+        print_row(*cells)
 
 
 if __name__ == "__main__":

@@ -13,30 +13,27 @@ there is never or deny. A copy: both ranks copy as many bytes as the operation r
 times as fast as a library with time t, a program has to stay below t / 3.
 """
 
-import argparse
 import json
-import os
 import pathlib
 import shutil
 import statistics
 import subprocess
 import tempfile
 
-HERE = pathlib.Path(__file__).resolve().parent
+from turns import BUILT, HERE, in_turn, output, parser_of, print_head, print_row
+
 ITERATIONS = 10
 
 
-def output(command, **environment):
-    done = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                          env=os.environ | environment, check=True)
-    return done.stdout.decode()
+def quiet(command, **environment):
+    return json.loads(output(command, stderr=subprocess.DEVNULL, **environment))
 
 
 def ebb(args):
-    text = output([args.comm_bench, "--benchmark_format=json", "--benchmark_filter="
-                   f"^(AllGather/bytes:{args.bytes}|ReduceScatterFp32/bytes:{args.bytes}/ranks:2/in_place:0)/.*processes:1"])
+    report = quiet([args.comm_bench, "--benchmark_format=json", "--benchmark_filter="
+                    f"^(AllGather/bytes:{args.bytes}|ReduceScatterFp32/bytes:{args.bytes}/ranks:2/in_place:0)/.*processes:1"])
     seconds, copy_seconds = {}, {}
-    for row in json.loads(text)["benchmarks"]:
+    for row in report["benchmarks"]:
         name = "all_gather" if row["name"].startswith("AllGather") else "reduce_scatter"
         name += "_in_place" if "in_place:1" in row["name"] else ""
         seconds[name] = args.bytes / (row["algbw_GB/s"] * 1e9)
@@ -45,8 +42,8 @@ def ebb(args):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--comm-bench", default=HERE.parent / "build/release/bin/comm_bench")
+    parser = parser_of(__doc__)
+    parser.add_argument("--comm-bench", default=BUILT / "comm_bench")
     parser.add_argument("--python", help="a Python with torch")
     parser.add_argument("--bytes", type=int, default=64 << 20)
     parser.add_argument("--rounds", type=int, default=5)
@@ -59,30 +56,30 @@ def main():
             subprocess.run(["mpicxx", "-O2", "-std=c++17", HERE / "peers/mpi_collectives.cc", "-o", program], check=True)
 
             def open_mpi(name, **environment):
-                return {name: json.loads(output(["mpirun", "--oversubscribe", "-n", 2, program, args.bytes, ITERATIONS],
-                                                OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", **environment))}
+                return {name: quiet(["mpirun", "--oversubscribe", "-n", 2, program, args.bytes, ITERATIONS],
+                                     OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", **environment)}
 
             programs["Open MPI"] = lambda: open_mpi("Open MPI")
             programs["Open MPI, huge pages"] = lambda: open_mpi("Open MPI, huge pages", GLIBC_TUNABLES="glibc.malloc.hugetlb=1")
         else:
             print("Open MPI is left out: mpicxx or mpirun is not installed")
         if args.python:
-            programs["gloo"] = lambda: {"gloo": json.loads(
-                output([args.python, HERE / "peers/gloo_collectives.py", args.bytes, ITERATIONS]))}
+            programs["gloo"] = lambda: {"gloo": quiet(
+                [args.python, HERE / "peers/gloo_collectives.py", args.bytes, ITERATIONS])}
         else:
             print("gloo is left out: no --python")
-        names = list(programs)
         for turn in range(args.rounds):
-            for name in names[turn % len(names):] + names[:turn % len(names)]:
+            for name in in_turn(programs, turn):
                 for library, seconds in programs[name]().items():
                     results.setdefault(library, []).append(seconds)
-    print("| operation | library | ms | algbw GB/s | busbw GB/s | Ebb is faster by |\n|---|---|---|---|---|---|")
+    print_head("operation", "library", "ms", "algbw GB/s", "busbw GB/s", "Ebb is faster by")
     for operation in ("all_gather", "all_gather_in_place", "reduce_scatter"):
         ours = statistics.median(row[operation] for row in results["Ebb"])
         for name, rows in results.items():
             seconds = statistics.median(row[operation] for row in rows)
             bandwidth = args.bytes / seconds / 1e9
-            print(f"| {operation} | {name} | {seconds * 1e3:.2f} | {bandwidth:.2f} | {bandwidth / 2:.2f} | {seconds / ours:.1f} |")
+            print_row(operation, name, f"{seconds * 1e3:.2f}", f"{bandwidth:.2f}", f"{bandwidth / 2:.2f}",
+                      f"{seconds / ours:.1f}")
 
 
 if __name__ == "__main__":

@@ -12,37 +12,31 @@ files, DeepSpeed's aio with and without overlap_events, each in its own pinned m
 huge pages (Linux 6.1). The best of each direction counts.
 """
 
-import argparse
 import functools
 import json
 import os
 import pathlib
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 
-HERE = pathlib.Path(__file__).resolve().parent
+from turns import BUILT, HERE, Peer, is_number, output, parser_of, print_head, print_row
+
 HUGE_PAGES = pathlib.Path("/proc/sys/vm/nr_hugepages")
 HUGE_PAGE_BYTES = 2 << 20
 
 
-def run(command):
-    done = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, check=True)
-    return done.stdout.decode()
-
-
 def ebb(args):
-    row = json.loads(run([args.io_bench, args.path, "--json", "--block-size", args.block_size, "--queue-depth",
-                          args.queue_depth, "--files", 1, "--bytes", args.bytes, "--seconds", 0]))
+    row = json.loads(output([args.io_bench, args.path, "--json", "--block-size", args.block_size, "--queue-depth",
+                             args.queue_depth, "--files", 1, "--bytes", args.bytes, "--seconds", 0]))
     return {"write": row["write"], "read": row["read"], "description": row["description"]}
 
 
 def fio(args, folder, memory, registered):
     rates = {}
     for direction in ["write", "read"]:
-        report = json.loads(run(
+        report = json.loads(output(
             ["fio", "--name=fio", f"--filename={folder}/fio", f"--size={args.bytes}", f"--rw={direction}",
              f"--bs={args.block_size}", f"--iodepth={args.queue_depth}", "--ioengine=io_uring", "--direct=1",
              f"--mem={memory}", f"--fixedbufs={registered}", f"--registerfiles={registered}", "--loops=3",
@@ -51,30 +45,18 @@ def fio(args, folder, memory, registered):
     return rates
 
 
-class DeepSpeed:
-    """A process for all turns, because its start takes longer than a turn."""
-
+class DeepSpeed(Peer):
     def __init__(self, args, folder):
-        command = [args.python, HERE / "peers/aio.py", folder + "/aio", args.bytes, args.block_size, args.queue_depth]
-        self.process = subprocess.Popen([str(word) for word in command], text=True, stdin=subprocess.PIPE,
-                                        stdout=subprocess.PIPE, env={"DS_ACCELERATOR": "cpu"} | os.environ)
-        while (line := self.process.stdout.readline()) and not line.startswith("ready"):
-            pass  # lines of its libraries
-        if not line:
-            sys.exit(f"{' '.join(str(word) for word in command)} has failed")
-        self.huge_pages = line == "ready\n"
+        super().__init__([args.python, HERE / "peers/aio.py", folder + "/aio", args.bytes, args.block_size, args.queue_depth],
+                         DS_ACCELERATOR=os.environ.get("DS_ACCELERATOR", "cpu"))
+        self.huge_pages = self.answer(lambda line: line.startswith("ready")) == "ready"
 
     def rates(self, overlap, huge):
         rates = {}
         for direction in ["write", "read"]:
-            self.process.stdin.write(f"{direction} {overlap} {huge} 3\n")
-            self.process.stdin.flush()
-            rates[direction] = float(self.process.stdout.readline())
+            self.tell(f"{direction} {overlap} {huge} 3")
+            rates[direction] = float(self.answer(is_number))
         return rates
-
-    def close(self):
-        self.process.stdin.close()
-        self.process.wait()
 
 
 def reserve_huge_pages(count):
@@ -91,9 +73,9 @@ def reserve_huge_pages(count):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("path")
-    parser.add_argument("--io-bench", default=HERE.parent / "build/release/bin/io_bench")
+    parser.add_argument("--io-bench", default=BUILT / "io_bench")
     parser.add_argument("--bytes", type=int, default=1 << 30)
     parser.add_argument("--block-size", type=int, default=1 << 20)
     parser.add_argument("--queue-depth", type=int, default=32)
@@ -135,16 +117,16 @@ def main():
           f"{args.bytes >> 20} MiB, medians of {args.rounds} turns, GB/s")
     medians = {name: {direction: statistics.median(row[direction] for row in of_name)
                       for direction in ["write", "read"]} for name, of_name in rows.items()}
-    print("| | write GB/s | read GB/s |\n|---|---|---|")
+    print_head("", "write GB/s", "read GB/s")
     for name, rates in medians.items():
-        print(f"| {name} | {rates['write'] / 1e9:.2f} | {rates['read'] / 1e9:.2f} |")
+        print_row(name, f"{rates['write'] / 1e9:.2f}", f"{rates['read'] / 1e9:.2f}")
     peers = {"fio": [name for name in medians if name.startswith("fio")],
              "DeepSpeed's aio": [name for name in medians if name.startswith("DeepSpeed")]}
     for peer, names in peers.items():
         if names:
             write, read = (medians["Ebb"][direction] / max(medians[name][direction] for name in names)
                            for direction in ["write", "read"])
-            print(f"| **Ebb over the best of {peer}** | **{write:.2f}** | **{read:.2f}** |")
+            print_row(f"**Ebb over the best of {peer}**", f"**{write:.2f}**", f"**{read:.2f}**")
 
 
 if __name__ == "__main__":

@@ -9,37 +9,18 @@ them alike. The table has medians, and medians of the ratios of neighbours. Deep
 it cannot, it is left out, and a line says so.
 """
 
-import argparse
-import os
-import pathlib
 import statistics
-import subprocess
 import sys
 import time
 
-HERE = pathlib.Path(__file__).resolve().parent
+from turns import BUILT, HERE, Failed, Peer, in_turn, is_number, median_ratio, parser_of, print_head, print_row
 
 
-class Program:
-    def __init__(self, command, threads):
-        self.process = subprocess.Popen([str(word) for word in command], text=True, stdin=subprocess.PIPE,
-                                        stdout=subprocess.PIPE, env=os.environ | {"OMP_NUM_THREADS": str(threads)})
-
+class Program(Peer):
     def step(self):
         """Seconds and the first parameter."""
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
-        line = ""
-        while not line[:1].isdigit():  # lines of a library
-            line = self.process.stdout.readline()
-            if not line:
-                raise EOFError
-        seconds, value = line.split()
-        return float(seconds), float(value)
-
-    def close(self):
-        self.process.stdin.close()
-        self.process.wait()
+        self.tell("")
+        return map(float, self.answer(is_number).split())
 
 
 def measure(args, threads):
@@ -51,18 +32,17 @@ def measure(args, threads):
     }
     programs = {}
     for name, command in commands.items():
-        program = Program(command, threads)
+        program = Program(command, OMP_NUM_THREADS=str(threads))
         try:
             for _ in range(2):  # states are made in the first
                 program.step()
             programs[name] = program
-        except (EOFError, BrokenPipeError):
+        except (Failed, BrokenPipeError):
             print(f"{name} is left out: {' '.join(str(word) for word in command)} has failed", file=sys.stderr)
     seconds = {name: [] for name in programs}
-    names = list(programs)
     for turn in range(args.steps):
         values = {}
-        for name in names[turn % len(names):] + names[:turn % len(names)]:
+        for name in in_turn(programs, turn):
             taken, value = programs[name].step()
             if name != "memory alone":
                 values[name] = value
@@ -72,21 +52,21 @@ def measure(args, threads):
             sys.exit(f"the programs do not compute the same: {values}")
     for program in programs.values():
         program.close()
-    for name in names:
+    for name in programs:
         median = statistics.median(seconds[name])
-        ratio = statistics.median(ours / theirs for ours, theirs in zip(seconds["Ebb"], seconds[name]))
-        print(f"| {threads} | {name} | {median * 1e3:.1f} | {args.elements * 28 / median / 1e9:.1f} | {ratio:.2f} |")
+        print_row(threads, name, f"{median * 1e3:.1f}", f"{args.elements * 28 / median / 1e9:.1f}",
+                  f"{median_ratio(seconds['Ebb'], seconds[name]):.2f}")
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--step", default=HERE.parent / "build/release/bin/optimizer_step")
+    parser = parser_of(__doc__)
+    parser.add_argument("--step", default=BUILT / "optimizer_step")
     parser.add_argument("--python", required=True, help="a Python with torch and, if possible, deepspeed")
     parser.add_argument("--elements", type=int, default=100_000_000)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--steps", type=int, default=15)
     args = parser.parse_args()
-    print("| threads | library | ms | GB/s | Ebb's time of it |\n|---|---|---|---|---|")
+    print_head("threads", "library", "ms", "GB/s", "Ebb's time of it")
     for threads in args.threads:
         measure(args, threads)
 

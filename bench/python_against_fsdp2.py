@@ -19,18 +19,16 @@ process that has all libraries and has run the plain model once. Held memory is 
 transformers, for DeepSpeed also ninja and libaio-dev. ebb has keep_memory=True, except in comparisons of memory. Figures need a
 machine without other load."""
 
-import argparse
 import csv
 import json
 import os
-import pathlib
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 
-HERE = pathlib.Path(__file__).resolve().parent
+from turns import HERE, Peer, environments_of, in_turn, parser_of, print_head, print_row
+
 TOKENS = {"gpu": 16 * 1024}  # of a rank's batch; others: 4 * 256
 # Systems; ranks; comparisons: ours, the other, the measure, the bar.
 COMPARISONS = {
@@ -45,52 +43,36 @@ COMPARISONS = {
 }
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 class System:
     """The processes of one system. They stay alive."""
 
     def __init__(self, name, model, ranks, folder, *options):
         self.name = name
-        place = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
-                 "OMP_NUM_THREADS": str(max(1, os.cpu_count() // ranks)), "DS_ACCELERATOR": "cpu", "EBB_LOG_LEVEL": "warn"}
+        place = {"OMP_NUM_THREADS": str(max(1, os.cpu_count() // ranks)), "DS_ACCELERATOR": "cpu", "EBB_LOG_LEVEL": "warn"}
         if model == "memory":
             place["MALLOC_MMAP_THRESHOLD_"] = "65536"  # freed memory goes back at once, so that the system counts only held memory
             model = "states"
         command = [sys.executable, HERE / "peers/module_training.py", name, model, folder, *options]
-        self.ranks = [
-            subprocess.Popen(command, env=os.environ | place | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, text=True, stdin=subprocess.PIPE,
-                             stdout=subprocess.PIPE)
-            for rank in range(ranks)
-        ]
-        for process in self.ranks:
-            self._line(process, "READY")
+        self.ranks = [Peer(command, **place, **rank) for rank in environments_of(ranks)]
+        for rank in self.ranks:
+            self._answer(rank, "READY")
 
     def run(self, steps):
         """Rank 0's figures, with the peaks of the larger rank."""
-        for process in self.ranks:
-            process.stdin.write(f"{steps}\n")
-            process.stdin.flush()
-        results = [json.loads(self._line(process, "RESULT")) for process in self.ranks]
+        for rank in self.ranks:
+            rank.tell(steps)
+        results = [json.loads(self._answer(rank, "RESULT")) for rank in self.ranks]
         largest = max(results, key=lambda result: result["peak"])
         return results[0] | {key: largest[key] for key in ("peak", "held", "table")}
 
     def close(self):
-        for process in self.ranks:
-            process.stdin.close()
-        for process in self.ranks:
-            process.wait()
+        for rank in self.ranks:
+            rank.process.stdin.close()  # all of them, because ranks end together
+        for rank in self.ranks:
+            rank.close()
 
-    def _line(self, process, word):
-        """Skips lines that a library prints before the answer."""
-        for line in process.stdout:
-            if line.startswith(word):
-                return line.removeprefix(word)
-        sys.exit(f"{self.name} has failed, exit status {process.wait()}")
+    def _answer(self, rank, word):
+        return rank.answer(lambda line: line.startswith(word)).removeprefix(word)
 
 
 def median_of(rows, system, key):
@@ -114,7 +96,7 @@ def compare(what, model, rounds, steps, folder, *options):
         system.run(3)  # the first steps allocate
     rows = []
     for number in range(rounds):
-        for system in systems[number % len(systems):] + systems[:number % len(systems)]:
+        for system in in_turn(systems, number):
             result = system.run(steps)
             rows.append({
                 "compared": what, "model": model, "round": number, "system": system.name, "ranks": ranks,
@@ -125,11 +107,11 @@ def compare(what, model, rounds, steps, folder, *options):
     for system in systems:
         system.close()
     print(f"{what}, {model}, {ranks} ranks, {rounds} rounds of {steps} steps")
-    print("| system | ms a step | ms of cores, a rank | tokens/s | peak, MiB | held, MiB | engine's table, MiB |\n|---|---|---|---|---|---|---|")
+    print_head("system", "ms a step", "ms of cores, a rank", "tokens/s", "peak, MiB", "held, MiB", "engine's table, MiB")
     for name in names:
         ms, cores, peak, held, table = (median_of(rows, name, key) for key in ("ms", "core_ms", "peak_mib", "held_mib", "table_mib"))
         tokens = "" if counts_memory else f"{ranks * TOKENS.get(what, 4 * 256) / ms * 1e3:.0f}"
-        print(f"| {name} | {ms:.1f} | {cores:.1f} | {tokens} | {peak:.0f} | {held:.0f} | {f'{table:.1f}' if table else ''} |")
+        print_row(name, f"{ms:.1f}", f"{cores:.1f}", tokens, f"{peak:.0f}", f"{held:.0f}", f"{table:.1f}" if table else "")
     for ours, other, measure, bar in pairs:
         if other == "its table":
             ratio = median_of(rows, ours, "held_mib") / median_of(rows, ours, "table_mib")
@@ -144,7 +126,7 @@ def compare(what, model, rounds, steps, folder, *options):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--compare", choices=[*COMPARISONS, "scopes"], default="fsdp2")
     parser.add_argument("--model", choices=("gpt2", "llama"), default="gpt2")
     parser.add_argument("--rounds", type=int, default=8)
