@@ -63,6 +63,9 @@ def test_a_write_that_the_engine_does_not_see_is_an_error_that_names_the_paramet
         "scale": lambda: model.scale.data.clamp_(max=0.1),
         "head.weight": lambda: setattr(model.head.weight, "data", torch.ones(1, 8)),
     }
+    model.scale.data.copy_(before["scale"].flip(0))
+    refused(lambda: model(BATCHES[0][0][0]), WRITTEN.format("scale"))
+    engine.drop()
     for name, write in writes.items():
         write()
         refused(lambda: model(BATCHES[0][0][0]), WRITTEN.format(name))
@@ -165,6 +168,7 @@ def test_a_module_that_writes_to_its_own_parameter_is_refused(make, stage):
 @on_two
 def test_a_write_through_data_in_forward_is_refused_in_the_forwards_that_are_watched(stage):
     for clean in (0, 2, 63):
+        torch.manual_seed(2)
         model = nn.Sequential(_Masked(8, 8), nn.Linear(8, 8), nn.Linear(8, 1))
         engine = ebb.initialize(model, config(stage, optimizer=SGD))
         x = torch.ones(2, 8)
@@ -176,4 +180,20 @@ def test_a_write_through_data_in_forward_is_refused_in_the_forwards_that_are_wat
             refused(lambda: model(x), WRITTEN.format("0.weight"))
         engine.drop()
         refused(lambda: model(x), "changed values of '0.weight' in place.*make a new engine")
+        engine.close()
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+@on_two
+def test_a_write_through_data_in_backward_is_refused(stage):
+    for hook in (
+        lambda model: model[0].register_full_backward_hook(lambda module, *_: (module.weight.data.clamp_(-0.05, 0.05), None)[1]),
+        lambda model: model[0].weight.register_hook(lambda gradient: (model[0].weight.data.mul_(0.5), None)[1]),
+    ):
+        torch.manual_seed(2)
+        model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 1))
+        engine = ebb.initialize(model, config(stage, optimizer=SGD))
+        hook(model)
+        loss = squared_error(model, BATCHES[0][engine.world.rank])
+        refused(lambda: engine.backward(loss), WRITTEN.format("0.weight"))
         engine.close()

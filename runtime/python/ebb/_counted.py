@@ -1,17 +1,21 @@
 """What a forward counts and collects outside of its modules' attributes, which the forward that only shows what the model does must leave as
 it was: numbers, text and containers in objects that the modules hold, and in variables that the model's code names. Another thread may
-meanwhile use other variables, such as the queue of a loader."""
+meanwhile use other variables, such as the queue of a loader. Tensors that the forward writes to in place are the walk's (_order.py)."""
 
 from __future__ import annotations
 
+import array
 import contextlib
 import dis
+import os
+import sys
+import threading
 import types
 from typing import Any, Iterator
 
 from torch import nn
 
-from ._fakes import CONTAINERS, ITEMS_MAX, give_back, has_fake, is_the_users, within
+from ._fakes import ARRAY_BYTES_MAX, CONTAINERS, ITEMS_MAX, give_back, has_fake, is_the_users, within
 
 _PLAIN = (int, float, complex, str, bytes, type(None))
 
@@ -24,14 +28,20 @@ def counters_as_they_were(model: nn.Module) -> Iterator[None]:
     roots = [functions, *named, *(dict(vars(place)) for place in (*classes, *model.modules()))]
     reached = list(within(roots, _is_open))
     contents = [(one, one.copy()) for one in reached if type(one) in CONTAINERS and len(one) <= ITEMS_MAX]
-    spaces = [(vars(one), None) for one in reached if _is_the_users_object(one)] + variables
+    arrays = [(one, one[:] if isinstance(one, (bytearray, array.array)) else one.copy()) for one in reached if _is_array(one)]
+    spaces = [(vars(one), None) for one in [*functions, *filter(_is_the_users_object, reached)]] + variables
     before = [(space, names, dict(space)) for space, names in spaces]
     of_classes = [(kind, dict(vars(kind))) for kind in classes]
     cells = [cell for one in reached if isinstance(one, types.FunctionType) for cell in one.__closure__ or () if cell != types.CellType()]
     nonlocals = [(cell, cell.cell_contents) for cell in cells if isinstance(cell.cell_contents, _PLAIN)]
+    environment = dict(os.environ)
     try:
         yield
     finally:
+        for name in {name for name, _ in environment.items() ^ os.environ.items()}:
+            os.environ.pop(name) if name not in environment else os.environ.update({name: environment[name]})
+        for one, old in arrays:
+            one[slice(None) if isinstance(one, (bytearray, array.array)) else ...] = old
         for container, old in contents:
             give_back(container, old)
         for cell, old in nonlocals:
@@ -59,8 +69,15 @@ def _changed(now: Any, before: dict[str, Any]) -> list[str]:
 def _is_the_users_object(value: Any) -> bool:
     kind = type(value)
     return isinstance(getattr(value, "__dict__", None), dict) and (
-        kind is types.SimpleNamespace or not isinstance(value, (type, nn.Module, types.FunctionType)) and is_the_users(kind.__module__)
+        kind in (types.SimpleNamespace, threading.local) or not isinstance(value, (type, nn.Module, types.FunctionType)) and is_the_users(kind.__module__)
     )
+
+
+def _is_array(value: Any) -> bool:
+    numpy = sys.modules.get("numpy")
+    if isinstance(value, (bytearray, array.array)):
+        return len(value) <= ITEMS_MAX
+    return numpy is not None and isinstance(value, numpy.ndarray) and value.nbytes <= ARRAY_BYTES_MAX and value.flags.writeable
 
 
 def _is_open(value: Any) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import types
+import weakref
 from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, Mapping
 
 import torch
@@ -64,6 +65,8 @@ class Entries:
         self.received: dict[str, torch.Tensor] | None = None  # in a load_state_dict() of the whole model
         self.key_of: dict[str, str] = {}
         self.completes = False  # a module's own code gets its parameters beside the entries that are loaded
+        self.of_engine = False  # a state_dict() that the engine itself asks for
+        self.given: list[tuple[Any, int, str]] = []  # values of model.state_dict(): weak references, versions and keys
         self.undo: list[Callable[[], Any]] = []
         for module in engine.model.modules():
             if module._parameters or has_own_code(module):
@@ -93,13 +96,13 @@ class Entries:
 
     def of_names(self) -> Values:
         """The entries of model.state_dict(), with parameters in place of their values. It gathers what a module's own code computes with."""
-        self.only_names, self.made = True, []
+        self.only_names, self.made, self.of_engine = True, [], True
         try:
             with _stood_in(self.engine.model.parameters()):
                 entries = self.engine.model.state_dict(keep_vars=True)
             known = {id(value) for value in (*self.made, *self.engine.model.parameters(), *self.engine.model.buffers())}
         finally:
-            self.only_names, self.made = False, []
+            self.only_names, self.made, self.of_engine = False, [], False
         by_hooks = [key for key, value in entries.items() if isinstance(value, torch.Tensor) and id(value) not in known]
         if by_hooks:  # of a module around others: what it has computed with is not known
             whole = self.of_values(rank=0)
@@ -114,10 +117,11 @@ class Entries:
         self.rank = rank
         is_here = rank in (-1, self.engine.world.rank)
         try:
+            self.of_engine = True
             with _stood_in([] if is_here else self.engine.model.parameters()):
                 values = self.engine.model.state_dict()
         finally:
-            self.rank = -1
+            self.rank, self.of_engine = -1, False
         if not is_here:
             values.clear()
         for key, value in values.items():
@@ -128,9 +132,26 @@ class Entries:
     def _of_model(self, model: nn.Module, own: Any, *arguments: Any, **keywords: Any) -> Any:
         self.gathered = {}
         try:
-            return own(*arguments, **keywords)
+            values = own(*arguments, **keywords)
+            if not self.of_engine:
+                gathered = set(map(id, self.gathered.values()))
+                self.given += [(weakref.ref(value), value._version, key) for key, value in values.items() if id(value) in gathered]
+            return values
         finally:
             self.gathered = None
+
+    def check_writes(self) -> None:
+        """Raises if the trainer's own code has written to a value of model.state_dict(), which with torch would change the model."""
+        given, self.given = self.given, []
+        for value, version, key in given:
+            tensor = value()
+            if tensor is not None:
+                if tensor._version != version:
+                    raise Error(
+                        f"'{key}' of model.state_dict() was written to, but it is a copy of the parameter: set parameters with "
+                        "model.load_state_dict() or engine.write(), and take values that you change from engine.state_dict()"
+                    )
+                self.given.append((value, version, key))
 
     def _gather(self, name: str) -> torch.Tensor | None:
         if self.gathered is None:

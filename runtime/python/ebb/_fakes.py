@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves
 
 from ._library import Error
 
-_BUFFER_BYTES_MAX = 16 << 20  # larger buffers get no values, because the real ones are copied
+ARRAY_BYTES_MAX = 16 << 20  # of a buffer or array that is copied; larger buffers get no values
 CONTAINERS = (list, dict, set, deque, OrderedDict, defaultdict)  # not their subclasses, whose methods may do more
 ITEMS_MAX = 10_000  # of a container whose contents are kept: a larger one is a data set
 _LEAVES = (str, bytes, int, float, complex, type(None), torch.Tensor, types.ModuleType)
@@ -167,7 +167,7 @@ def faked(
     kept: list[tuple[torch.Tensor, int, torch.Tensor]] = []
 
     def stand_in(tensor: torch.Tensor) -> torch.Tensor:
-        if keeps_buffers and not isinstance(tensor, nn.Parameter) and tensor.device == device and tensor.nbytes <= _BUFFER_BYTES_MAX:
+        if keeps_buffers and not isinstance(tensor, nn.Parameter) and tensor.device == device and tensor.nbytes <= ARRAY_BYTES_MAX:
             kept.append((tensor, tensor._version, tensor.clone()))
             return tensor.detach()  # autograd must not give the buffer itself a node
         with mode:

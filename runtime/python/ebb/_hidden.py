@@ -39,6 +39,7 @@ HARMLESS = {
 _VIEWS = {"detach", "alias", "view", "view_as", "expand_as", "flatten", "t", "transpose", "permute", "squeeze", "unsqueeze"}
 VIEW_PROPERTIES = {"data", "T", "mT", "H", "mH", "real"}
 # They give the tensor itself if it is so already.
+_ADDRESSES = {"data_ptr", "storage", "untyped_storage", "_typed_storage"}
 _CONVERSIONS = {"to", "type", "type_as", "float", "half", "double", "bfloat16", "cpu", "cuda"}
 _WRITES = {"__setitem__"} | {
     f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift")
@@ -80,8 +81,11 @@ class _Guard:
             for value in tensors_in(arguments, keywords):
                 if isinstance(value, _Guard):
                     value._ebb_write(what) if id(value) in written else value._ebb_read(what)
-        if what == "is_pinned" and isinstance(first, (Hidden, _Taken)):
-            return False  # torch asks its memory
+        if isinstance(first, (Hidden, _Taken)):
+            if what == "is_pinned":
+                return False  # torch asks its memory
+            if what in _ADDRESSES:
+                first._ebb_read(what)
         if what in _CONVERSIONS and arguments and isinstance(first, _Guard):
             with as_plain():
                 empty = first.new_empty(0)
@@ -152,10 +156,10 @@ class Stale(_Guard):
         if engine.world.size == 1:
             with torch.no_grad(), as_plain():
                 engine._steps.refresh_residents()
-        elif torch.is_grad_enabled():  # the other ranks may not read it, and do not wait for this one
+        else:  # the other ranks may not read it, and do not wait for this one
             raise Error(
                 f"'{_name(self)}' is read by {what} before the model's forward,{_where()}, and still has the value of the forward before: read "
-                "it within the forward or after it. Under torch.no_grad() the old value is given"
+                f"it within the forward or after it, or call engine.gather('{_name(self)}') on every rank"
             )
 
     def _ebb_write(self, what: str) -> None:
@@ -310,11 +314,32 @@ def without_value(shape: torch.Size, dtype: torch.dtype, device: torch.device, n
     """A tensor that has a shape alone. Torch gives each way to its memory an error of ours: operators, storages, DLPack, scripts, torch.vmap,
     nested tensors, and whatever shares the memory."""
     one = torch.empty((), dtype=dtype, device=device)
-    torch._C._set_storage_data_ptr_access_error_msg(
-        one.untyped_storage()._cdata,
-        f"'{name}' {_NO_VALUE}: it has it while its unit runs, and nothing has it after close(). For a copy call engine.gather('{name}'), on every rank",
-    )
+    _forbid(one.untyped_storage()._cdata, name)
     return one.expand(shape)
+
+
+def _forbid(storage: int, name: str) -> None:
+    torch._C._set_storage_data_ptr_access_error_msg(
+        storage,
+        f"'{name}' {_NO_VALUE}, nor has a view of it: it has a value while its unit runs, and none after close(). Keep a clone() in the unit's "
+        f"forward, or call engine.gather('{name}') on every rank; if the loss needs it, name it in resident=",
+    )
+
+
+def hide_memory(tensors: Iterable[torch.Tensor], names: Iterable[str]) -> None:
+    """What shares the memory of `tensors` is an error from here on, with a torch that can take that back."""
+    if _allow is not None:
+        for tensor, name in zip(tensors, names):
+            _forbid(memory_of(tensor), name)
+
+
+def show_memory(tensors: Iterable[torch.Tensor]) -> None:
+    if _allow is not None:
+        for tensor in tensors:
+            _allow(memory_of(tensor))
+
+
+_allow = getattr(torch._C, "_clear_storage_data_ptr_access_error_msg", None)
 
 
 def has_value(tensor: torch.Tensor) -> bool:

@@ -460,7 +460,8 @@ class Walk:
         """Hands over the gradients of resident parameters, with what the trainer's own code has put into `.grad` since backward."""
         visits, self.resident_ends = self.resident_ends, []
         for visit in reversed(visits):
-            if visit.unit.parameters[0].requires_grad:
+            # A loop may have frozen it since the backward, as loops of GANs do.
+            if visit.unit.parameters[0].requires_grad or any(parameter.grad is not None for parameter in visit.unit.parameters):
                 self._close(self._open(BACKWARD, visit))
 
     def _new_round(self) -> None:

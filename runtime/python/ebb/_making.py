@@ -79,6 +79,7 @@ def initialize(
             )
         if weights is None:
             _refuse_hidden(model)
+            _refuse_shared(model)
         on = torch.device(device) if device is not None else _device_of(model)
         divided, order = units_and_order(model, units, example, resident, on)
         group_of = group_function(groups)
@@ -190,6 +191,19 @@ def _renew_meta_parameters(model: nn.Module, units: list[Unit], device: torch.de
             module._parameters[key] = renewed[id(parameter)]
     for unit in units:
         unit.parameters = [renewed.get(id(parameter), parameter) for parameter in unit.parameters]
+
+
+def _refuse_shared(model: nn.Module) -> None:
+    """The engine would give each parameter memory of its own."""
+    names: dict[tuple[torch.device, int], str] = {}
+    for name, parameter in model.named_parameters():
+        if not nn.parameter.is_lazy(parameter) and not parameter.is_meta and parameter.numel() > 0:
+            first = names.setdefault((parameter.device, parameter.data_ptr()), name)
+            if first != name:
+                raise Error(
+                    f"'{first}' and '{name}' are two parameters over one memory: make them one parameter, as head.weight = embedding.weight does, or "
+                    "give each memory of its own", "INVALID_ARGUMENT"
+                )
 
 
 def _refuse_hidden(model: nn.Module) -> None:

@@ -7,6 +7,7 @@ that in which the model registers its modules."""
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import functools
 import logging
 import re
@@ -16,11 +17,13 @@ from typing import Any, Callable, Iterable, Iterator
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils.checkpoint import checkpoint
 
 from ._counted import counters_as_they_were
-from ._fakes import Fakes, classes_as_they_were, faked, give_back
+from ._fakes import ARRAY_BYTES_MAX, Fakes, classes_as_they_were, faked, give_back
 from ._generators import generators_as_they_were
+from ._hidden import tensors_in
 from ._hooks import Visit, Walk
 from ._library import BACKWARD, FORWARD, SHOW, Error
 from .checks import Watch, storage
@@ -236,7 +239,7 @@ def of_evaluation(model: nn.Module, units: list[Unit], example: Any, visited: li
         example = Call(example.arguments, example.keywords)  # without a checkpoint, because nothing is computed again
     device = next(model.parameters()).device
     with torch.no_grad(), generators_as_they_were(model, example, device), _as_it_was(model, (*_LIBRARIES, "ebb", "functools")), _kept(model):
-        call(model, example)
+        contextvars.copy_context().run(_forward, model, example)
     for unit in units:
         if unit.index not in visited:
             visited.insert(_place_of(unit, visited), unit.index)
@@ -289,15 +292,51 @@ def _run(model: nn.Module, units: list[Unit], example: Any, device: torch.device
         walk.attach()
         try:
             with torch.enable_grad(), Watch(lambda tensor: record.hidden.get(key(tensor)), record.read):
-                loss = loss_of(call(model, example, fakes.from_tensor if fakes else lambda tensor: tensor))
-                if loss is not None:
-                    _backward(loss)
+                contextvars.copy_context().run(_forward_and_backward, model, example, fakes)
                 walk.finish_round()
         finally:
             walk.detach()
             walk.settle()
             record.leave_out_spent()
         return record, record.used_outside(units)
+
+
+def _forward(model: nn.Module, example: Any) -> None:
+    with uncompiled(), _Undone():
+        call(model, example)
+
+
+def _forward_and_backward(model: nn.Module, example: Any, fakes: Fakes | None) -> None:
+    with _Undone():
+        loss = loss_of(call(model, example, fakes.from_tensor if fakes else lambda tensor: tensor))
+        if loss is not None:
+            _backward(loss)
+
+
+class _Undone(TorchDispatchMode):
+    """What is written within it to tensors that have values is taken back afterwards, such as a count in a tensor that is no buffer."""
+
+    def __enter__(self) -> Any:
+        self.before: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        return super().__enter__()
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+        keywords = keywords or {}
+        if function._schema.is_mutable:
+            for i, argument in enumerate(function._schema.arguments):
+                if argument.alias_info is not None and argument.alias_info.is_write:
+                    for one in tensors_in(arguments[i] if i < len(arguments) else keywords.get(argument.name)):
+                        if type(one) is torch.Tensor and id(one) not in self.before and one.nbytes <= ARRAY_BYTES_MAX:
+                            with _disable_current_modes():
+                                self.before[id(one)] = one, one.detach().clone()
+        return function(*arguments, **keywords)
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        with torch.no_grad():
+            for tensor, before in reversed(self.before.values()):
+                if tensor.shape == before.shape:
+                    tensor.copy_(before)
 
 
 def _backward(loss: torch.Tensor) -> None:

@@ -117,7 +117,7 @@ class Steps:
         code = library.ebb_scope_open(self.memory.handle, kind, index, byref(self._scope))
         if code:
             self._fail(visit.unit, code)
-        self.slots[index].show(in_forward=kind == FORWARD)
+        self.slots[index].show()
         scope = self._scope.value
         if kind == BACKWARD and self._takes(visit):
             self._taken = index, scope
@@ -130,7 +130,7 @@ class Steps:
             self._take_gradients(visit.unit, scope, range(len(visit.unit.parameters)))
         slots = self.slots[index]
         try:
-            if kind in (FORWARD, SHOW) and not slots.keep_whole:  # hide() would undo a write to `.data` unseen
+            if not slots.keep_whole:  # hide() would undo a write to `.data` unseen
                 slots.check()
         finally:
             slots.hide()

@@ -5,13 +5,14 @@ Only this file has code for CUDA: tensors are made with DLPack, because it has b
 from __future__ import annotations
 
 import ctypes
+import functools
 import operator
 import os
 from typing import Sequence
 
 import torch
 
-from ._hidden import Hidden, Stale, as_plain, guarded, kind_of, memory_of, without_value
+from ._hidden import Hidden, Stale, as_plain, guarded, hide_memory, kind_of, memory_of, show_memory, without_value
 from ._library import Error, library
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.uint8)
@@ -66,7 +67,7 @@ class Slots:
     have only a shape. Parameters that the engine keeps whole are always readable, in a copy, because an update may be writing to the engine's memory.
 
     The engine does not see writes of the trainer's own code to values that are shown. check() finds them, those through `.data` to sharded
-    parameters only while it watches the values, in the first forwards and in every 64th."""
+    parameters only while it watches the values, in the first scopes and in two of 64."""
 
     def __init__(self, memory: Memory, names: list[str], parameters: list[torch.nn.Parameter], keep_whole: bool):
         self.memory = memory
@@ -78,8 +79,8 @@ class Slots:
         self.views: list[torch.Tensor] = []
         self.hidden: list[torch.Tensor] = []
         self.copies: list[torch.Tensor] = []  # of those that are kept whole
-        self.bits: list[int] = []  # of the values as they came: of copies, and while they are watched of what a forward shows
-        self.forwards = 0
+        self.bits: list[int] = []  # of the values as they came: of copies, and while they are watched of what a scope shows
+        self.scopes = 0
         self.places: tuple[list[int], ...] = ()  # where the parameters' memory is: hidden, and shown
         self.versions = [parameter._version for parameter in parameters]  # which an in-place operation counts, but not one through `.data`
 
@@ -91,12 +92,13 @@ class Slots:
         self.places = tuple(list(map(memory_of, tensors)) for tensors in (self.hidden, self.copies or views))
         self.show() if self.keep_whole else self.hide()
 
-    def show(self, in_forward: bool = False) -> None:
+    def show(self) -> None:
         if self.keep_whole:
             self._copy()
-        elif in_forward:
-            self.forwards += 1
-            if self.forwards <= 3 or self.forwards % 64 == 0:  # to look at each bit twice takes a device as long as a small batch
+        else:
+            show_memory(self.views)
+            self.scopes += 1
+            if self.scopes <= 6 or self.scopes % 64 < 2:  # to look at each bit twice takes a device as long as a small batch
                 self.bits = list(map(_bits_of, self.views))
         for parameter, kind, view in zip(self.parameters, self.kinds, self.copies or self.views):
             parameter.__class__ = kind
@@ -112,7 +114,9 @@ class Slots:
             self.conceal()
 
     def conceal(self) -> None:
+        """Hides also what forward has kept of the values without a copy, such as a view for a penalty."""
         self.bits = []
+        hide_memory(self.views, self.names)
         with as_plain():
             for parameter, kind, hidden in zip(self.parameters, self.guards, self.hidden):
                 parameter.data = hidden
@@ -166,8 +170,20 @@ _version_of = operator.attrgetter("_version")  # map() with it is faster than a 
 
 
 def _bits_of(tensor: torch.Tensor) -> int:
-    """A sum of a tensor's bits, which a write changes."""
-    return int(tensor.view(_integer(tensor.dtype)).sum())
+    """A sum of a tensor's bits, which a write changes, also one that moves values."""
+    bits = tensor.view(_integer(tensor.dtype))
+    if bits.numel() <= _WEIGHTED_MAX:
+        return int((bits.reshape(-1) * _odd_numbers(bits.numel(), bits.device)).sum())
+    rows = bits.reshape(bits.shape[0], -1)
+    return sum(int((sums * _odd_numbers(sums.numel(), bits.device)).sum()) for sums in (rows.sum(0), rows.sum(1)))
+
+
+_WEIGHTED_MAX = 1 << 20  # elements; of larger tensors only the sums of rows and of columns are weighted, which takes no memory
+
+
+@functools.lru_cache(64)
+def _odd_numbers(count: int, device: torch.device) -> torch.Tensor:
+    return torch.arange(1, 2 * count, 2, dtype=torch.int32, device=device)
 
 
 def _integer(dtype: torch.dtype) -> torch.dtype:

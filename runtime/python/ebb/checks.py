@@ -7,14 +7,14 @@ from typing import Any, Callable
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ._hidden import HARMLESS, PROPERTIES, VIEW_PROPERTIES, tensors_in
+from ._hidden import HARMLESS, PROPERTIES, VIEW_PROPERTIES, memory_of, tensors_in
 
 _HARMLESS = HARMLESS | PROPERTIES | {"detach", "type", "__repr__"}
 
 
 def storage(tensor: torch.Tensor) -> int:
     """The same for all views of a tensor."""
-    return tensor.untyped_storage()._cdata if tensor.layout == torch.strided and not _is_wrapped(tensor) else 0
+    return memory_of(tensor) if tensor.layout == torch.strided and not _is_wrapped(tensor) else 0
 
 
 _is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # within torch.func, without memory of its own

@@ -519,6 +519,7 @@ class Engine:
             self._steps.has_failed = False
             refuse_caller()
             self._members.check()
+            self._entries.check_writes()
 
     def _see_first_batch(self, module: nn.Module, arguments: tuple, keywords: dict) -> None:
         if self._is_order_known or torch._C._current_graph_task_id() != -1 or self._steps.in_step:

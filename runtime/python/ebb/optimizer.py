@@ -15,6 +15,7 @@ from ._library import Error
 log = logging.getLogger("ebb")
 _MOMENTA = ("betas", "momentum")
 _GIVEN = ("lr", "weight_decay")
+_FIXED = {*_MOMENTA, "eps", "amsgrad", "maximize", "nesterov", "dampening", "alpha", "centered", "rho", "decoupled_weight_decay"}
 _TWO_SCHEDULES = "two schedules: the JSON has a \"scheduler\", which sets the rate of each step. Remove it there to use a scheduler of torch"
 
 
@@ -38,6 +39,11 @@ class _Group(dict):
     def __setitem__(self, key: str, value: Any) -> None:
         if key == "lr" and self._scheduled is not None:
             self._refuse_scheduler()
+        if key in _FIXED and (key not in self or super().__getitem__(key) != value):
+            raise Error(
+                f"param_groups[i][{key!r}] = {value}: the engine keeps the configuration's, and takes \"lr\" and \"weight_decay\" alone. Set it in the "
+                "JSON, and give schedulers of torch that change the momentum cycle_momentum=False", "UNIMPLEMENTED"
+            )
         super().__setitem__(key, value)
         if key in _GIVEN:
             self._give({key})
@@ -105,7 +111,7 @@ class Optimizer(torch.optim.Optimizer):
         super().__init__([_Group(group, scheduled) for group in groups], defaults)
         self._step = step
         self._zero_grad = zero_grad
-        self._momenta = [_momentum(group) for group in self.param_groups]
+        self._is_made = True
         self._schedule = schedule
         for group in self.param_groups:
             group.replaces_schedule = functools.partial(self._say_replaced, group["group"])
@@ -124,7 +130,7 @@ class Optimizer(torch.optim.Optimizer):
         )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        if hasattr(self, "_momenta"):  # else it is torch's own call, for a group of the engine's
+        if hasattr(self, "_is_made"):  # else it is torch's own call, for a group of the engine's
             raise Error("add_param_group(): the engine's parameters are those of ebb.initialize, in the groups of groups=", "UNIMPLEMENTED")
         super().add_param_group(param_group)
 
@@ -158,9 +164,6 @@ class Optimizer(torch.optim.Optimizer):
 
     def rates(self) -> list[tuple[str, float | None, float | None]]:
         """What was set: of each group the rate and the weight decay; None: the JSON's."""
-        if self._momenta and [_momentum(group) for group in self.param_groups] != self._momenta:
-            log.warning("the momentum stays that of the configuration: give the scheduler cycle_momentum=False")
-            self._momenta = []  # logged once
         return [
             (group["group"], *(float(group[key]) if key in group.given else None for key in _GIVEN)) for group in self.param_groups if group.given
         ]
@@ -186,10 +189,6 @@ def groups_of(parameters: list[tuple[str, nn.Parameter]], group_of: Callable[[st
             **({"momentum": own.get("momentum", 0.0)} if kind == "sgd" else {"betas": tuple(own.get("betas", (0.9, 0.999)))}),
         })
     return groups
-
-
-def _momentum(group: dict[str, Any]) -> list[Any]:
-    return [group.get(name) for name in _MOMENTA]
 
 
 def _name_in(parameters: Iterable[torch.Tensor]) -> str | None:

@@ -56,6 +56,7 @@ def state_dict(engine: "Engine", rank: int) -> dict[str, Any]:
 def load_state_dict(engine: "Engine", values: Mapping[str, Any], strict: bool = True) -> Any:
     engine._between_forwards()
     _check_between_steps(engine)
+    engine._entries.given = []
     of_parameters, missing, unexpected = engine._entries.load(values)
     if strict and (missing or unexpected):
         lacks = f"missing are {', '.join(missing)}" if missing else ""

@@ -238,3 +238,24 @@ def _averaged(place):
 
 def test_averages_and_copies_that_the_error_names_are_right(at):
     at(_averaged)
+
+
+def _written_copies(settings):
+    """With torch, the values of model.state_dict() are the parameters."""
+    model = Blocks()
+    engine = ebb.initialize(model, settings)
+    batch = vector_batches(1, 2)[0][engine.world.rank]
+    own = model.state_dict()
+    own[W].mul_(0.5)
+    refused(lambda: model(batch[0]), rf"'{W}' of model.state_dict\(\) was written to, but it is a copy")
+    own[W].mul_(0.5)
+    model.load_state_dict(own)  # as loops do that load what fits
+    changed = engine.state_dict()
+    changed[W].zero_()
+    engine.backward(squared_error(model, batch)), engine.step()
+    assert torch.allclose(engine.gather(W), own[W], atol=0.1) and not torch.equal(own[W], changed[W])
+    engine.close()
+
+
+def test_a_write_to_a_value_of_state_dict_is_refused_until_it_is_loaded(at):
+    at(_with_config, _written_copies)

@@ -1,10 +1,14 @@
 """A forward that counts its calls outside of its modules' attributes: the forward that shows the order of units is not counted, so that a
 warm-up within the model, a meter or a memory bank is torch's."""
 
+import array
+import contextvars
+import os
 import threading
 import types
 from collections import deque
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -140,7 +144,52 @@ class InAMemoryBank(Counts):
         return y
 
 
-KINDS = [InANamespace, InANewAttribute, InAMeter, InADict, InAList, InAVariable, InAClass, InAClosure, InAMemoryBank]
+class InATensor(Counts):
+    """Of an attribute that is no buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.number = torch.zeros(1)
+
+    def count(self):
+        self.number += 1
+        return int(self.number)
+
+
+class Outside(Counts):
+    """In places outside of the model, each counted by itself."""
+
+    def __init__(self):
+        super().__init__()
+        TENSOR.zero_(), NUMBERS.fill(0), LOCAL.__dict__.update(n=0), vars(_noted).clear(), os.environ.pop("FORWARDS", None)
+        ARRAY[0] = BYTES[0] = 0
+        OF_CONTEXT.set(0)
+
+    def count(self):
+        TENSOR.add_(1)
+        NUMBERS[1] += 1
+        ARRAY[0] += 1
+        BYTES[0] += 1
+        LOCAL.n += 1
+        _noted.calls = getattr(_noted, "calls", 0) + 1
+        OF_CONTEXT.set(OF_CONTEXT.get() + 1)
+        os.environ["FORWARDS"] = str(int(os.environ.get("FORWARDS", 0)) + 1)
+        counts = {
+            int(TENSOR), int(NUMBERS[1]), ARRAY[0], BYTES[0], LOCAL.n, _noted.calls, OF_CONTEXT.get(), int(os.environ["FORWARDS"])
+        }
+        return counts.pop() if len(counts) == 1 else counts
+
+
+TENSOR, NUMBERS, ARRAY, BYTES = torch.zeros(()), numpy.zeros(2), array.array("q", [0]), bytearray(1)
+LOCAL = threading.local()
+OF_CONTEXT = contextvars.ContextVar("forwards")
+
+
+def _noted():
+    """A function that has a count as its attribute."""
+
+
+KINDS = [InANamespace, InANewAttribute, InAMeter, InADict, InAList, InAVariable, InAClass, InAClosure, InAMemoryBank, InATensor, Outside]
 
 
 def made(kind):

@@ -68,8 +68,8 @@ def _on_several_ranks():
     for _ in range(2):
         engine.backward(_temperature_after(model, batch))
         engine.step()
-    with torch.no_grad():
-        assert model.scale.item() > 0
+    with torch.no_grad(), pytest.raises(ebb.Error, match=r"'scale' is read by item before the model's forward.*engine.gather\('scale'\) on every"):
+        model.scale.item()
     with pytest.raises(ebb.Error, match="'scale' is read by exp before the model's forward.*value of the forward before"):
         _temperature_first(model, batch)
     engine.backward(_temperature_after(model, batch))

@@ -100,3 +100,44 @@ def _not_shown(place):
 
 def test_a_view_that_no_example_has_shown(at):
     at(_not_shown)
+
+
+def keeping(of_weight):
+    class Keeps(nn.Linear):
+        def forward(self, x):
+            KEPT[:] = [of_weight(self.weight)]
+            return super().forward(x)
+
+    class Model(Blocks):
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.ModuleList([Keeps(8, 8)] + [nn.Linear(8, 8) for _ in range(11)])
+
+    return Model
+
+
+KEPT = []
+
+
+def _kept(place):
+    batches = place.batches(2)
+    for name in ("transposed", "detached", "data"):
+        engine = ebb.initialize(model := keeping(VIEWS[name])(), _settings(place))
+        for of_step in batches:
+            loss = squared_error(model, of_step[engine.world.rank])
+            with pytest.raises(RuntimeError, match="'blocks.0.weight' has no value here, nor has a view of it"):
+                loss + KEPT[0].pow(2).sum()
+            engine.backward(loss)
+            engine.step()
+        engine.close()
+
+    def with_penalty(model, batch):
+        return squared_error(model, batch) + KEPT[0].pow(2).sum()
+
+    for same in (lambda weight: weight.t().pow(2), lambda weight: weight.clone()):
+        compare(keeping(same), batches, with_penalty, _settings(place), optimizer=SGD, example=lambda model: with_penalty(model, batches[0][0]))
+
+
+@pytest.mark.skipif(not hasattr(torch._C, "_clear_storage_data_ptr_access_error_msg"), reason="this torch cannot forbid memory for a while")
+def test_a_view_that_a_module_keeps(at):
+    at(_kept)

@@ -1,0 +1,48 @@
+"""A loop freezes parameters between their backward and step(), as the loops of GANs do."""
+
+import torch
+from modules import Blocks
+from pitfalls_test import refused
+from places import with_sgd
+from torch import nn
+from training import squared_error
+
+import ebb
+
+
+def _frozen(place):
+    for resident in ([], ["head.weight"], [".*"]):
+        with_sgd(place, _as_torch, place.batches(4), resident)
+
+
+def _as_torch(settings, batches, resident):
+    model, plain = Blocks(), Blocks()
+    engine = ebb.initialize(model, settings, resident=resident)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    for of_step in batches:
+        sum(squared_error(plain, batch) / len(of_step) for batch in of_step).backward()
+        optimizer.step(), optimizer.zero_grad()
+        engine.backward(squared_error(model, of_step[engine.world.rank]))
+        model.requires_grad_(False)
+        engine.step()
+        model.requires_grad_(True)
+    for name, value in plain.state_dict().items():
+        assert torch.allclose(engine.gather(name), value, atol=2e-6), (name, resident)
+    engine.close()
+
+
+def test_the_gradients_count_in_their_step(at):
+    at(_frozen)
+
+
+def _one_memory(place):
+    """Each would get memory of its own."""
+    model = nn.Sequential(nn.Embedding(8, 8), nn.Linear(8, 8), nn.Linear(8, 8, bias=False))
+    model[2].weight.data = model[0].weight.data
+    refused(lambda: ebb.initialize(model, place.config()), "'0.weight' and '2.weight' are two parameters over one memory", "INVALID_ARGUMENT")
+    model[2].weight = model[0].weight
+    ebb.initialize(model, place.config()).close()
+
+
+def test_two_parameters_over_one_memory_are_refused(at):
+    at(_one_memory)
