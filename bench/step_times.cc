@@ -26,7 +26,7 @@
 #include "bare_trainer.h"
 #include "command_line/options.h"
 #include "ebb/runtime/config/status_macros.h"
-#include "ebb/runtime/planner/here.h"
+#include "ebb/runtime/planner/measure.h"
 #include "ebb/runtime/trace/log.h"
 #include "ebb/sharding/report/machine_costs.h"
 #include "ebb/sharding/report/simulate.h"

@@ -20,7 +20,6 @@ using sharding::Resource;
 
 constexpr double kGiB = 1 << 30;
 constexpr size_t kColumns = 100, kBar = 60;
-constexpr const char* kTierNames[] = {"GPU", "RAM", "NVMe"};
 constexpr int kGiBWidths[] = {7, 7, 8};  // of a tier's column: "GPU GiB"
 // The letter of each class in a bar.
 constexpr char kLetters[] = "pmgoatkSw";
@@ -45,8 +44,9 @@ std::string Times(double ratio) {
   return ratio < 10 ? absl::StrFormat("%.2g", ratio) : Grouped(ratio);
 }
 
-const char* DeviceName(const Machine& machine) {
-  return machine.is_cpu ? "CPU" : kTierNames[0];
+const char* TierName(const Machine& machine, size_t tier) {
+  constexpr const char* kNames[] = {"GPU", "RAM", "NVMe"};
+  return machine.is_cpu && tier == 0 ? "CPU" : kNames[tier];
 }
 
 // The end of a long name, which is that of a path and says what is counted.
@@ -72,23 +72,24 @@ std::string WaitsFor(const StepTime& time) {
                          100 * lines[line] / all);
 }
 
-std::string Recomputes(const Choice& choice) {
-  if (!choice.recompute) return choice.boundaries == Tier::kDevice ? "no" : "no, RAM";
-  return choice.boundaries == Tier::kDevice ? "yes"
-         : choice.boundaries == Tier::kCpu  ? "yes, RAM"
-                                            : "yes, NVMe";
+const char* PlaceName(Tier tier) {
+  constexpr const char* kNames[] = {"device", "RAM", "NVMe"};
+  return kNames[static_cast<int>(tier)];
 }
 
-std::string_view PlaceName(Tier tier) {
-  constexpr std::string_view kNames[] = {"device", "RAM", "NVMe"};
-  return kNames[static_cast<int>(tier)];
+// "no", "yes, RAM".
+std::string Recomputes(const Choice& choice) {
+  const std::string word = choice.recompute ? "yes" : "no";
+  return choice.boundaries == Tier::kDevice
+             ? word
+             : absl::StrCat(word, ", ", PlaceName(choice.boundaries));
 }
 
 std::string LineOf(const Question& question, const Answer& answer, bool marked) {
   const Choice& choice = answer.choice;
-  std::string line = absl::StrFormat("%s %d     %-10s %-6s %-9s ", marked ? "*" : " ", choice.stage,
-                                     std::string(PlaceName(choice.parameters)),
-                                     std::string(PlaceName(choice.states)), Recomputes(choice));
+  std::string line =
+      absl::StrFormat("%s %d     %-10s %-6s %-9s ", marked ? "*" : " ", choice.stage,
+                      PlaceName(choice.parameters), PlaceName(choice.states), Recomputes(choice));
   if (!answer.refused.ok()) {
     const absl::string_view message = answer.refused.message();
     return line + config::Shortened({message.data(), message.size()}, kColumns - line.size() - 4);
@@ -103,7 +104,7 @@ std::string LineOf(const Question& question, const Answer& answer, bool marked) 
   const char* separator = "no room: ";
   for (size_t tier = 0; tier < answer.held.size(); ++tier) {
     if (answer.held[tier] <= answer.room[tier]) continue;
-    absl::StrAppend(&line, separator, tier == 0 ? DeviceName(question.machine) : kTierNames[tier]);
+    absl::StrAppend(&line, separator, TierName(question.machine, tier));
     separator = ", ";
   }
   return line;
@@ -127,7 +128,7 @@ std::string BarOf(const Answer& answer, Tier tier) {
 
 std::string MemoryText(const Question& question, const Answer& answer) {
   std::string text = absl::StrFormat("Memory of a rank, GiB\n  %-13s %9s %9s %9s\n", "",
-                                     DeviceName(question.machine), kTierNames[1], kTierNames[2]);
+                                     TierName(question.machine, 0), "RAM", "NVMe");
   for (int c = 0; c < kStateClasses; ++c) {
     TierBytes bytes = {};
     for (const MemoryRow& row : answer.memory) {
@@ -148,8 +149,7 @@ std::string MemoryText(const Question& question, const Answer& answer) {
   }
   for (size_t tier = 0; tier < answer.held.size(); ++tier) {
     if (answer.held[tier] == 0) continue;
-    absl::StrAppendFormat(&text, "  %-5s|%s| %.1f of %.1f GiB\n",
-                          tier == 0 ? DeviceName(question.machine) : kTierNames[tier],
+    absl::StrAppendFormat(&text, "  %-5s|%s| %.1f of %.1f GiB\n", TierName(question.machine, tier),
                           BarOf(answer, static_cast<Tier>(tier)), GiB(answer.held[tier]),
                           GiB(answer.room[tier]));
   }
@@ -304,7 +304,7 @@ std::string AnswerTable(const Question& question, std::span<const Answer> answer
                         const Answer* marked, bool all) {
   std::string text =
       absl::StrFormat("  %-5s %-10s %-6s %-9s %7s %7s %8s %7s %9s  %s\n", "stage", "parameters",
-                      "states", "recompute", absl::StrCat(DeviceName(question.machine), " GiB"),
+                      "states", "recompute", absl::StrCat(TierName(question.machine, 0), " GiB"),
                       "RAM GiB", "NVMe GiB", "step s", "tokens/s", "waits for");
   for (const Answer* answer : ShownAnswers(answers, marked, all))
     absl::StrAppend(&text, LineOf(question, *answer, answer == marked), "\n");

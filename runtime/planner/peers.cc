@@ -11,37 +11,27 @@ constexpr double kFactor = 1.5;  // DeepSpeed's additional_buffer_factor
 
 }  // namespace
 
-PeerEstimate DeepSpeedStage1(const PeerModel& model, bool offloads_optimizer) {
-  const auto p = static_cast<double>(model.parameters);
-  PeerEstimate estimate = DeepSpeedStage2(model, offloads_optimizer);
-  // Stage 2 has a rank's 16-bit gradients on the GPU, or with offload none.
-  estimate.gpu += 2 * p - (offloads_optimizer ? 0 : 2 * p / model.ranks);
-  estimate.remark = "stage 2's with whole gradients";
-  return estimate;
-}
-
-PeerEstimate DeepSpeedStage2(const PeerModel& model, bool offloads_optimizer) {
-  const auto p = static_cast<double>(model.parameters);
-  const double all = model.ranks, here = model.ranks_per_host;
-  PeerEstimate estimate{.program = "DeepSpeed's estimate"};
-  estimate.gpu = 2 * p + (offloads_optimizer ? 0 : 18 * p / all);
-  estimate.host_ram = kFactor * p * (offloads_optimizer ? std::max(4 * all, 16.0) : 4 * here);
-  return estimate;
-}
-
-PeerEstimate DeepSpeedStage3(const PeerModel& model, bool offloads_optimizer,
-                             bool offloads_parameters) {
+PeerEstimate DeepSpeed(const PeerModel& model, int stage, bool offloads_optimizer,
+                       bool offloads_parameters) {
   const auto p = static_cast<double>(model.parameters),
              largest = static_cast<double>(model.largest_module);
   const double all = model.ranks, here = model.ranks_per_host, hosts = std::max(1.0, all / here);
   PeerEstimate estimate{.program = "DeepSpeed's estimate"};
-  if (!offloads_optimizer) {
+  if (stage < 3) {
+    estimate.gpu = 2 * p + (offloads_optimizer ? 0 : 18 * p / all);
+    estimate.host_ram = kFactor * p * (offloads_optimizer ? std::max(4 * all, 16.0) : 4 * here);
+  } else if (offloads_optimizer) {
+    estimate.gpu = 4 * largest + (offloads_parameters ? 0 : 2 * p / all);
+    estimate.host_ram = kFactor * (offloads_parameters ? 18 : 16) * p / hosts;
+  } else {
     estimate.gpu = 4 * largest + 18 * p / all;
     estimate.host_ram = kFactor * 4 * largest * here;
-    return estimate;
   }
-  estimate.gpu = 4 * largest + (offloads_parameters ? 0 : 2 * p / all);
-  estimate.host_ram = kFactor * (offloads_parameters ? 18 : 16) * p / hosts;
+  if (stage == 1) {
+    // Stage 2 has a rank's 16-bit gradients on the GPU, or with offload none.
+    estimate.gpu += 2 * p - (offloads_optimizer ? 0 : 2 * p / all);
+    estimate.remark = "stage 2's with whole gradients";
+  }
   return estimate;
 }
 
@@ -68,11 +58,9 @@ std::vector<PeerEstimate> PeerEstimates(const Question& question, const Choice& 
              is_on_nvme = choice.states == Tier::kNvme || choice.parameters == Tier::kNvme;
   std::vector<PeerEstimate> estimates;
   if (choice.stage == 0) estimates.push_back(Ddp(model));
-  if (choice.stage == 1) estimates.push_back(DeepSpeedStage1(model, states));
-  if (choice.stage == 2) estimates.push_back(DeepSpeedStage2(model, states));
   // DeepSpeed has no formula for parameters that are offloaded without states.
-  if (choice.stage == 3 && (states || !parameters))
-    estimates.push_back(DeepSpeedStage3(model, states, parameters));
+  if (choice.stage > 0 && (choice.stage < 3 || states || !parameters))
+    estimates.push_back(DeepSpeed(model, choice.stage, states, parameters));
   for (PeerEstimate& estimate : estimates) {
     const auto remark = [&](const char* text) {
       absl::StrAppend(&estimate.remark, estimate.remark.empty() ? "" : "; ", text);

@@ -27,10 +27,8 @@ struct PeerEstimate {
 // DeepSpeed's estimate_zero2_model_states_mem_needs and estimate_zero3_model_states_mem_needs, with
 // their factor of 1.5 for RAM. DeepSpeed has no formula of stage 1: it is that of stage 2 with
 // gradients that are not cut.
-PeerEstimate DeepSpeedStage1(const PeerModel& model, bool offloads_optimizer);
-PeerEstimate DeepSpeedStage2(const PeerModel& model, bool offloads_optimizer);
-PeerEstimate DeepSpeedStage3(const PeerModel& model, bool offloads_optimizer,
-                             bool offloads_parameters);
+PeerEstimate DeepSpeed(const PeerModel& model, int stage, bool offloads_optimizer,
+                       bool offloads_parameters = false);
 
 // FSDP2: fp32 parameters, gradients and states are cut; two units and their
 // gradients are whole. `offloads`: CPUOffloadPolicy keeps all that is cut in RAM.

@@ -96,10 +96,10 @@ TEST(Anchors, DeepSpeedsEstimatorOf3BIsReproduced) {
   const PeerModel model{
       .parameters = 2'851'000'000, .largest_module = 32'000'000, .ranks = 8, .ranks_per_host = 8};
   constexpr double kGiB = 1 << 30;
-  EXPECT_NEAR(DeepSpeedStage3(model, false, false).gpu / kGiB, 0.12 + 5.97, 0.01);
-  EXPECT_NEAR(DeepSpeedStage3(model, true, true).gpu / kGiB, 0.12, 0.005);
-  EXPECT_NEAR(DeepSpeedStage3(model, true, true).host_ram / kGiB, 71.7, 0.1);
-  EXPECT_NEAR(DeepSpeedStage2(model, false).gpu / kGiB, 5.31 + 5.97, 0.01);
+  EXPECT_NEAR(DeepSpeed(model, 3, false, false).gpu / kGiB, 0.12 + 5.97, 0.01);
+  EXPECT_NEAR(DeepSpeed(model, 3, true, true).gpu / kGiB, 0.12, 0.005);
+  EXPECT_NEAR(DeepSpeed(model, 3, true, true).host_ram / kGiB, 71.7, 0.1);
+  EXPECT_NEAR(DeepSpeed(model, 2, false).gpu / kGiB, 5.31 + 5.97, 0.01);
 }
 
 // DeepSpeed takes the largest module by m.parameters(recurse=False): here the table of tokens, not a

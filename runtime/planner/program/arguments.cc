@@ -11,7 +11,7 @@
 #include "ebb/runtime/config/bytes.h"
 #include "ebb/runtime/config/message.h"
 #include "ebb/runtime/config/nearest.h"
-#include "ebb/runtime/planner/here.h"
+#include "ebb/runtime/planner/measure.h"
 #include "ebb/runtime/planner/model_shape.h"
 #include "ebb/runtime/planner/program/model_arguments.h"
 

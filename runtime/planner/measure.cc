@@ -1,4 +1,4 @@
-#include "ebb/runtime/planner/here.h"
+#include "ebb/runtime/planner/measure.h"
 
 #include <sys/statvfs.h>
 
@@ -23,7 +23,6 @@
 #include "ebb/runtime/device/device.h"
 #include "ebb/runtime/device/stream.h"
 #include "ebb/runtime/kernels/reduce.h"
-#include "ebb/runtime/planner/measure.h"
 
 namespace ebb::planner {
 namespace {
