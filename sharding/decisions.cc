@@ -8,9 +8,16 @@
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/config/status_macros.h"
-#include "ebb/sharding/declared_order.h"
+#include "ebb/sharding/plan.h"
+#include "ebb/sharding/scopes.h"
 
 namespace ebb::sharding {
+
+std::string_view Name(UpdateTiming timing) {
+  constexpr std::string_view kNames[] = {"early", "late", "off"};
+  return kNames[static_cast<int>(timing)];
+}
+
 namespace {
 
 // Without a grant in the config, small neighbours are grouped up to this: below it a collective's

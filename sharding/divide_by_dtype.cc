@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "ebb/sharding/declared_order.h"
 #include "ebb/sharding/model.h"
+#include "ebb/sharding/scopes.h"
 
 namespace ebb {
 namespace {

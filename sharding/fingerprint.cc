@@ -54,7 +54,7 @@ class Fields {
     Add(opens, backward, recompute, visit);
   }
 
-  void One(const Placement& placement) {
+  void One(const PlacedParameter& placement) {
     const auto& [parameter, offset, elements] = placement;
     Add(parameter, offset, elements);
   }

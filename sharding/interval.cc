@@ -6,7 +6,7 @@ namespace ebb::sharding {
 
 std::vector<Interval> IntervalsIn(const Section& section, int64_t begin, int64_t end) {
   std::vector<Interval> intervals;
-  for (const Placement& placement : section.placements) {
+  for (const PlacedParameter& placement : section.placements) {
     const int64_t from = std::max(begin, placement.offset);
     const int64_t to = std::min(end, placement.offset + placement.elements);
     if (from >= to) continue;

@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "ebb/sharding/layout.h"
 #include "ebb/sharding/model.h"
-#include "ebb/sharding/partition.h"
 
 namespace ebb::sharding {
 

@@ -1,8 +1,11 @@
 // Memory that a rank will hold, from the plan alone: the table that the ledger's count must equal.
 #pragma once
 
+#include <array>
+#include <cstdint>
 #include <vector>
 
+#include "ebb/sharding/instructions.h"
 #include "ebb/sharding/plan.h"
 #include "ebb/sharding/state.h"
 
@@ -23,5 +26,18 @@ int64_t StateStagingBytes(const Pools& pools, bool has_gpu);
 // A save takes these beside the pools: the buffer of a file, and staging of its own.
 inline constexpr int64_t kSaveBufferBytes = int64_t{32} << 20;
 int64_t SaveBytes(const Pools& pools, bool has_gpu);
+
+// The bytes of a tier that are in use at each instruction: written before and read again later.
+// Pools hold memory all the time. These numbers show the instruction at which most of it is in use,
+// by class.
+//
+//   a gathered unit      gather |=====| its last kernels     its slot then holds another unit
+//   a master             |===========================|       in use since the step before, if a
+//                                                            step reads it and has not written it
+using ClassBytes = std::array<int64_t, kStateClasses>;
+
+// By instruction of a step between others like it, on the rank that has the first slices. The
+// workspace does not count, because no instruction names it.
+std::vector<ClassBytes> AliveBytes(const Fragment& fragment, Tier tier);
 
 }  // namespace ebb::sharding

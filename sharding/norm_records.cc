@@ -28,7 +28,7 @@ NormRecords LayOutNormRecords(const ModelLayout& layout, const Decisions& decisi
     const Section& section = layout.units[u].trainable;
     int most = 0;
     if (decisions.stage == 0) {
-      for (const Placement& placement : section.placements)
+      for (const PlacedParameter& placement : section.placements)
         most += decisions.takes_norms[static_cast<size_t>(placement.parameter)] ? 1 : 0;
     } else {
       for (int slice = 0; slice < layout.shards; ++slice)

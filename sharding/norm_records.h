@@ -11,7 +11,6 @@
 
 #include "ebb/sharding/layout.h"
 #include "ebb/sharding/model.h"
-#include "ebb/sharding/partition.h"
 
 namespace ebb::sharding {
 

@@ -6,13 +6,32 @@
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/config/status_macros.h"
-#include "ebb/sharding/decisions.h"
 #include "ebb/sharding/fit/advice.h"
 #include "ebb/sharding/fit/budget.h"
 #include "ebb/sharding/lower/lower_tiers.h"
 #include "ebb/sharding/pools/pools.h"
 
 namespace ebb::sharding {
+
+std::string_view Name(OperationKind kind) {
+  constexpr std::string_view kNames[kOperationKinds] = {
+      "mark",           "gather",         "fill secondary",  "gather secondary",
+      "cast",           "reduce",         "all-reduce",      "round",
+      "accumulate",     "norm",           "gather gradient", "seal",
+      "exchange",       "conclude",       "parameter norms", "seal norms",
+      "exchange norms", "conclude norms", "copy control",    "update",
+      "refresh",        "read",           "upload",          "download",
+      "write",          "cast masters"};
+  return kNames[static_cast<int>(kind)];
+}
+
+std::string_view Name(StreamId stream) {
+  constexpr std::string_view kNames[kStreams] = {
+      "compute",  "gather",      "reduce",          "update",      "upload", "download",
+      "host sum", "host update", "read parameters", "read states", "write"};
+  return kNames[static_cast<int>(stream)];
+}
+
 namespace {
 
 ResidencyLimits LimitsOf(const Config& config, const ModelLayout& layout, const Decisions& d) {

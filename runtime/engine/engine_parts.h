@@ -43,7 +43,6 @@
 #include "ebb/runtime/engine/steps/suspension.h"
 #include "ebb/runtime/engine/steps/view_errors.h"
 #include "ebb/runtime/engine/updates/norm_exchange.h"
-#include "ebb/runtime/engine/updates/optimizer_state_names.h"
 #include "ebb/runtime/engine/updates/own_optimizer.h"
 #include "ebb/runtime/engine/updates/update_call.h"
 #include "ebb/runtime/engine/updates/update_table.h"

@@ -4,7 +4,6 @@
 
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/engine/engine_inputs.h"
-#include "ebb/sharding/engine_plans.h"
 #include "ebb/sharding/fit/offload_ratio.h"
 #include "ebb/sharding/memory_model.h"
 #include "ebb/sharding/plan.h"
@@ -62,7 +61,7 @@ absl::StatusOr<Program> PredictProgram(const ModelSpec& model, int world, const 
   if (!advises) inputs.cap_error = sharding::PlanInputs::CapError::kNeed;
   if (OffloadOptimizerConfig& offload = resolved.zero.offload_optimizer; offload.measures_ratio)
     offload.ratio = sharding::ChooseRatio(inputs, /*balanced=*/0, resolved.ebb.device_memory);
-  EBB_ASSIGN_OR_RETURN(sharding::Plan plan, sharding::PlanConfigured(inputs));
+  EBB_ASSIGN_OR_RETURN(sharding::Plan plan, sharding::PlanStep(inputs));
   return Program(std::make_shared<const sharding::Plan>(std::move(plan)));
 }
 

@@ -24,7 +24,9 @@ struct OptimizerSpec;
 // A step with the config's micro-batches. Constant; any thread.
 class Program {
  public:
-  explicit Program(std::shared_ptr<const sharding::Plan> plan) : plan_(std::move(plan)) {}
+  explicit Program(const sharding::Plan& plan) : plan_(&plan) {}  // borrowed
+  explicit Program(std::shared_ptr<const sharding::Plan> plan)
+      : owned_(std::move(plan)), plan_(owned_.get()) {}
   Program(Program&&) noexcept = default;
   Program& operator=(Program&&) noexcept = default;
 
@@ -49,7 +51,8 @@ class Program {
   const sharding::Plan& plan() const { return *plan_; }
 
  private:
-  std::shared_ptr<const sharding::Plan> plan_;
+  std::shared_ptr<const sharding::Plan> owned_;  // null: the plan is an engine's
+  const sharding::Plan* plan_;
 };
 
 // The program of an engine from the model and the config alone, without an engine, a device or a

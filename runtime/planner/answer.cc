@@ -12,7 +12,6 @@
 #include "ebb/runtime/trace/timeline.h"
 #include "ebb/sharding/memory_model.h"
 #include "ebb/sharding/plan.h"
-#include "ebb/sharding/report/alive.h"
 #include "ebb/sharding/state_pieces.h"
 
 namespace ebb::planner {

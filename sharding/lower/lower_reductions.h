@@ -12,7 +12,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "ebb/sharding/lower/plan_writer.h"
-#include "ebb/sharding/slots.h"
+#include "ebb/sharding/place.h"
 
 namespace ebb::sharding {
 

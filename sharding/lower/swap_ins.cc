@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "ebb/sharding/pools/last_gathers.h"
+#include "ebb/sharding/pools/reduction.h"
 
 namespace ebb::sharding {
 namespace {

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
-#include "ebb/sharding/declared_order.h"
 #include "ebb/sharding/norm_records.h"
 #include "ebb/sharding/pools/pool_parts.h"
+#include "ebb/sharding/scopes.h"
 
 namespace ebb::sharding {
 namespace {
@@ -121,7 +121,7 @@ void LayOutStaging(const PoolInputs& in, Pools& pools) {
   for (const UnitLayout& unit : in.layout->units) {
     norm_blocks = std::max(norm_blocks, (unit.trainable.shard + 1023) / 1024);
     const int64_t owned = d.stage == 0 ? unit.trainable.elements : unit.trainable.shard;
-    for (const Placement& p : unit.trainable.placements)
+    for (const PlacedParameter& p : unit.trainable.placements)
       slice = std::max(slice, std::min(p.elements, owned));
   }
   Bump staging;
@@ -159,6 +159,27 @@ Pools LayOutPools(const PoolInputs& inputs) {
   LayOutStaging(inputs, pools);
   Bytes(pools, StateClass::kWorkspace) = inputs.model->workspace_bytes;
   return pools;
+}
+
+namespace {
+
+bool Overlap(std::pair<int64_t, int64_t> a, std::pair<int64_t, int64_t> b) {
+  return a.first < b.second && b.first < a.second;
+}
+
+}  // namespace
+
+std::pair<int64_t, int64_t> GatherMemory(const Plan& plan, int unit) {
+  const UnitAddresses& addresses = plan.pools.units[static_cast<size_t>(unit)];
+  const Section& frozen = plan.layout.units[static_cast<size_t>(unit)].frozen;
+  return {addresses.gather_trainable,
+          addresses.gather_frozen + frozen.elements * SizeOf(plan.decisions.compute_of(unit))};
+}
+
+bool GathersConflict(const Plan& plan, int unit, int other) {
+  const std::vector<bool>& kept_whole = plan.decisions.kept_whole;
+  return unit != other && !kept_whole[unit] && !kept_whole[other] &&
+         Overlap(GatherMemory(plan, unit), GatherMemory(plan, other));
 }
 
 }  // namespace ebb::sharding

@@ -3,8 +3,8 @@
 #include <vector>
 
 #include "ebb/sharding/norm_records.h"
-#include "ebb/sharding/pools/last_gathers.h"
 #include "ebb/sharding/pools/pool_parts.h"
+#include "ebb/sharding/pools/reduction.h"
 
 namespace ebb::sharding {
 namespace {

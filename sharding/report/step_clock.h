@@ -15,7 +15,6 @@
 #include "ebb/sharding/frontier.h"
 #include "ebb/sharding/instructions.h"
 #include "ebb/sharding/report/costs.h"
-#include "ebb/sharding/report/shared_rates.h"
 #include "ebb/sharding/waits.h"
 
 namespace ebb::sharding {

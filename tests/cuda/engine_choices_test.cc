@@ -8,9 +8,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/config/status_macros.h"
-#include "ebb/runtime/engine/create/bucket_measurement.h"
-#include "ebb/runtime/engine/create/device_queues.h"
+#include "ebb/runtime/engine/create/measurements.h"
 #include "ebb/runtime/engine/engine.h"
+#include "ebb/runtime/engine/issue/engine_streams.h"
 #include "engine_creation.h"
 #include "nccl_shares_device.h"
 #include "stand_in.h"

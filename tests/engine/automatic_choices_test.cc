@@ -9,8 +9,7 @@
 #include <vector>
 
 #include "ebb/optim/kernels.h"
-#include "ebb/runtime/engine/create/checksum_cost.h"
-#include "ebb/runtime/engine/create/update_rates.h"
+#include "ebb/runtime/engine/create/measurements.h"
 #include "ebb/sharding/report/traffic.h"
 #include "tests/engine/offload_ratio.h"
 #include "tests/engine/scripted.h"

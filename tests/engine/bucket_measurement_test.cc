@@ -1,5 +1,3 @@
-#include "ebb/runtime/engine/create/bucket_measurement.h"
-
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -7,6 +5,7 @@
 
 #include "ebb/runtime/comm/world.h"
 #include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/engine/create/measurements.h"
 
 namespace ebb::bucket_measurement_test {
 namespace {

@@ -1,7 +1,6 @@
 #include "tests/engine/copy_side.h"
 
 #include "absl/strings/str_cat.h"
-#include "ebb/sharding/declared_order.h"
 #include "ebb/sharding/scopes.h"
 #include "tests/engine/toy_model.h"
 

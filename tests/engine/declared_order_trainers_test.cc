@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "ebb/ebb.h"
-#include "ebb/sharding/declared_order.h"
+#include "ebb/sharding/scopes.h"
 #include "tests/engine/scripted.h"
 #include "tests/engine/toy_model.h"
 #include "tests/offload/scratch.h"

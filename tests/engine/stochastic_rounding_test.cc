@@ -117,7 +117,7 @@ ParameterValues Expected() {
   ThreadTeam team(1);
   for (size_t u = 0; u < spec.units.size(); ++u) {
     for (const sharding::Section* section : {&layout.units[u].trainable, &layout.units[u].frozen}) {
-      for (const sharding::Placement& placement : section->placements) {
+      for (const sharding::PlacedParameter& placement : section->placements) {
         const auto p = static_cast<size_t>(placement.parameter);
         const ParameterSpec& parameter = spec.parameters[p];
         const auto count = static_cast<size_t>(placement.elements);

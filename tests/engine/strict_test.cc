@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "ebb/runtime/config/status_macros.h"
-#include "ebb/runtime/engine/steps/missing_backwards.h"
-#include "ebb/sharding/declared_order.h"
+#include "ebb/runtime/engine/steps/step_progress.h"
+#include "ebb/sharding/scopes.h"
 #include "tests/engine/scripted.h"
 #include "tests/status.h"
 

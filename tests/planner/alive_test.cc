@@ -1,5 +1,4 @@
 // Bytes in use at each instruction, of fragments that are written here and of plans.
-#include "ebb/sharding/report/alive.h"
 
 #include <gtest/gtest.h>
 

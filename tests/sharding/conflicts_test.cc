@@ -1,5 +1,3 @@
-#include "ebb/sharding/pools/conflicts.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -10,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "ebb/sharding/pools/pools.h"
 #include "ebb/sharding/pools/residency.h"
 #include "ebb/sharding/waits.h"
 #include "random_model.h"

@@ -1,4 +1,3 @@
-#include "ebb/sharding/declared_order.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

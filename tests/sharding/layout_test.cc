@@ -12,7 +12,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "ebb/sharding/interval.h"
-#include "ebb/sharding/partition.h"
 #include "random_model.h"
 #include "tests/status.h"
 
@@ -31,7 +30,7 @@ TEST(Layout, HasEveryParameterOnceInItsUnitsSection) {
     for (size_t u = 0; u < model.units.size(); ++u) {
       const UnitLayout& unit = layout.units[u];
       for (const Section* section : {&unit.trainable, &unit.frozen}) {
-        for (const Placement& placement : section->placements) {
+        for (const PlacedParameter& placement : section->placements) {
           ASSERT_TRUE(found.insert(placement.parameter).second);
           ASSERT_EQ(model[placement.parameter].trainable, section == &unit.trainable);
           const ParameterLocation& location =
@@ -113,7 +112,7 @@ TEST(Interval, RanksTileEveryParameter) {
           covered[interval.parameter] = interval.end;
         }
       }
-      for (const Placement& placement : section.placements)
+      for (const PlacedParameter& placement : section.placements)
         ASSERT_EQ(covered[placement.parameter], placement.elements);
     }
   }
@@ -129,7 +128,7 @@ TEST(Interval, SaysWhichElementIsAtEachOffsetOfARange) {
       const int64_t end = random.Between(begin, section.elements);
       int64_t elements = 0;
       for (const Interval& interval : IntervalsIn(section, begin, end)) {
-        for (const Placement& placement : section.placements) {
+        for (const PlacedParameter& placement : section.placements) {
           if (placement.parameter != interval.parameter) continue;
           ASSERT_EQ(begin + interval.offset, placement.offset + interval.begin);
         }
@@ -138,7 +137,7 @@ TEST(Interval, SaysWhichElementIsAtEachOffsetOfARange) {
         elements += interval.end - interval.begin;
       }
       int64_t expected = 0;  // all but the padding
-      for (const Placement& placement : section.placements) {
+      for (const PlacedParameter& placement : section.placements) {
         const int64_t from = std::max(begin, placement.offset);
         expected +=
             std::max<int64_t>(0, std::min(end, placement.offset + placement.elements) - from);
@@ -257,7 +256,7 @@ TEST(Partition, LaysEveryParameterOnceInOrderAligned) {
     ASSERT_EQ(section->elements, world * section->shard);
     int64_t end = 0;
     for (size_t i = 0; i < parameters.ids.size(); ++i) {
-      const Placement& placement = section->placements[i];
+      const PlacedParameter& placement = section->placements[i];
       ASSERT_EQ(placement.parameter, parameters.ids[i]);
       ASSERT_EQ(placement.elements, Elements(parameters.model[parameters.ids[i]].shape));
       ASSERT_EQ(placement.offset % kAlignment, 0);
@@ -289,7 +288,7 @@ TEST(Partition, CutsBetweenGroupsOfRows) {
     const int world = static_cast<int>(random.Between(1, 8));
     const absl::StatusOr<Section> section = Partition(parameters.model, parameters.ids, world);
     if (!section.ok()) continue;
-    for (const Placement& placement : section->placements) {
+    for (const PlacedParameter& placement : section->placements) {
       const ParameterSpec& parameter = parameters.model[placement.parameter];
       with_row_cuts += parameter.cut_rows > 0;
       ASSERT_TRUE(CutsBetweenRows(parameter, placement.offset, section->shard)) << parameter.name;

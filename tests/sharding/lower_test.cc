@@ -7,11 +7,11 @@
 #include <vector>
 
 #include "absl/hash/hash.h"
-#include "ebb/sharding/interruption.h"
-#include "ebb/sharding/lower/lower_exchange.h"
 #include "ebb/sharding/lower/lower_tiers.h"
+#include "ebb/sharding/lower/lower_updates.h"
 #include "ebb/sharding/norm_records.h"
 #include "ebb/sharding/unit_places.h"
+#include "ebb/sharding/waits.h"
 #include "passes_of.h"
 #include "random_model.h"
 #include "tests/status.h"

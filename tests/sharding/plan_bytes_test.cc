@@ -131,7 +131,7 @@ TEST(PlanBytes, KernelsReadAndWriteEachByteOnce) {
       const int64_t copy = d.compute == DType::kFloat32 ? 0 : SizeOf(d.compute);
       // LAMB reads both states before, LARS none.
       int states_of_norms = -1;
-      for (const Placement& placement : section.placements) {
+      for (const PlacedParameter& placement : section.placements) {
         if (c.random_case.own_optimizer) break;
         const OptimizerType type = c.random_case.OptimizerOf(placement.parameter);
         if (type == OptimizerType::kLamb) states_of_norms = 2;

@@ -9,11 +9,11 @@
 #include <utility>
 #include <vector>
 
-#include "ebb/sharding/declared_order.h"
 #include "ebb/sharding/instructions.h"
 #include "ebb/sharding/plan.h"
 #include "ebb/sharding/report/plan_table.h"
 #include "ebb/sharding/report/traffic.h"
+#include "ebb/sharding/scopes.h"
 #include "plan_variants.h"
 #include "random_model.h"
 #include "replay.h"

@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "ebb/sharding/declared_order.h"
 #include "ebb/sharding/fingerprint.h"
+#include "ebb/sharding/scopes.h"
 #include "plan_variants.h"
 #include "tests/status.h"
 #include "unit_chain.h"

@@ -8,9 +8,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "ebb/sharding/declared_order.h"
 #include "ebb/sharding/layout.h"
 #include "ebb/sharding/memory_model.h"
+#include "ebb/sharding/scopes.h"
 #include "tests/full.h"
 
 namespace ebb::sharding {

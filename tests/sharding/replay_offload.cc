@@ -159,7 +159,7 @@ void Replay::KeepParameters(int thing, const Operation& update) {
 void Replay::UseStaging(int thing, int unit, Tier here) {
   if (!inputs_.own_optimizer) return;
   int64_t longest = 0;
-  for (const Placement& placement : trainable(unit).placements)
+  for (const PlacedParameter& placement : trainable(unit).placements)
     longest = std::max(longest, std::min(placement.elements, owned(unit)));
   const Pools& pools = plan_->pools;
   const auto on_device = [](int64_t offset) {

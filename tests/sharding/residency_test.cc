@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "ebb/sharding/declared_order.h"
 #include "ebb/sharding/plan.h"
 #include "ebb/sharding/pools/boundaries.h"
+#include "ebb/sharding/scopes.h"
 #include "random_model.h"
 #include "tests/status.h"
 #include "unit_chain.h"

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "ebb/sharding/report/shared_rates.h"
+#include "ebb/sharding/report/costs.h"
 #include "random_model.h"
 #include "tests/status.h"
 

@@ -16,8 +16,8 @@
 #include <utility>
 #include <vector>
 
-#include "ebb/sharding/interruption.h"
 #include "ebb/sharding/state_pieces.h"
+#include "ebb/sharding/waits.h"
 #include "order_check.h"
 #include "random_model.h"
 

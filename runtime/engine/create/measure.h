@@ -3,11 +3,16 @@
 // Collective.
 #pragma once
 
+#include <optional>
 #include <string_view>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "ebb/runtime/engine/engine_inputs.h"
 #include "ebb/runtime/engine/engine_parts.h"
+#include "ebb/runtime/engine/ranks/host_lane.h"
+#include "ebb/sharding/fit/budget.h"
+#include "ebb/sharding/plan.h"
 
 namespace ebb {
 
@@ -22,7 +27,7 @@ class Measuring {
   void ChooseRatioByCap();
   // Measures the rest, and plans with the choices.
   absl::Status Measure();
-  // Once there are swap files: which of them get checksums (checksum_cost.h).
+  // Once there are swap files: which of them get checksums (measurements.h).
   absl::Status ChooseVerifySwap();
 
  private:
@@ -43,5 +48,10 @@ class Measuring {
 // Agrees on the result of planning on this rank. If ranks exceed a cap alike, one rank looks for a
 // config that would fit, and tells the others.
 absl::Status AgreeOnPlanned(EngineParts& parts, const absl::Status& own);
+
+// Whether the host has the memory that Create is about to take. Collective. `tightest`: the limit
+// with the least room for a rank; none if the system names none.
+absl::Status CheckHostMemory(const EngineInputs& inputs, const sharding::Pools& pools,
+                             const HostLane& lane, std::optional<sharding::HostRoom>& tightest);
 
 }  // namespace ebb

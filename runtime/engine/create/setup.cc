@@ -10,10 +10,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "ebb/runtime/config/status_macros.h"
-#include "ebb/runtime/engine/create/device_queues.h"
-#include "ebb/runtime/engine/create/host_memory.h"
 #include "ebb/runtime/engine/create/measure.h"
 #include "ebb/runtime/engine/device_reach.h"
+#include "ebb/runtime/engine/issue/engine_streams.h"
 #include "ebb/runtime/engine/issue/issuer.h"
 #include "ebb/runtime/engine/ranks/agreement.h"
 #include "ebb/runtime/engine/ranks/reduction_group.h"
@@ -43,8 +42,7 @@ absl::StatusOr<std::unique_ptr<EngineParts>> MakeEngine(World world, Device devi
                                                           .config = std::move(resolved),
                                                           .options = std::move(options)});
   EBB_RETURN_IF_ERROR(Setup(*parts).Make());
-  parts->program.emplace(
-      std::shared_ptr<const sharding::Plan>(std::shared_ptr<void>(), &parts->plans.plan()));
+  parts->program.emplace(parts->plans.plan());
   return parts;
 }
 

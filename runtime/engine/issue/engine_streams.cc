@@ -3,6 +3,8 @@
 #include <tuple>
 #include <utility>
 
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/awaited_event.h"
 #include "ebb/runtime/device/stream_priority.h"
@@ -115,6 +117,24 @@ int EngineStreams::count() const {
 void EngineStreams::WaitIdle() {
   for (std::optional<Stream>& line : lines_)
     if (line.has_value()) line->WaitIdle();
+}
+
+namespace {
+
+constexpr int kQueuesByDefault = 8, kQueuesMax = 32;  // of CUDA
+
+}  // namespace
+
+std::string WarnOfFewQueues(int streams, const char* connections) {
+  int queues = 0;
+  const bool given = connections != nullptr && absl::SimpleAtoi(connections, &queues) && queues > 0;
+  if (!given) queues = kQueuesByDefault;
+  if (queues >= streams) return "";
+  return absl::StrCat("CUDA_DEVICE_MAX_CONNECTIONS is ", given ? connections : "not set",
+                      ", so the ", streams, " streams of this engine share ", queues,
+                      queues == 1 ? " queue" : " queues",
+                      " of the device and wait for each other: set it to ", kQueuesMax,
+                      " where the ranks are launched");
 }
 
 }  // namespace ebb

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -57,5 +58,10 @@ class EngineStreams {
   std::array<int, sharding::kLines> tasks_ = {};  // the most that each has room for
   std::vector<Event> concluded_;  // by parity: the caller waits for these when two steps ahead
 };
+
+// A warning if `streams` of an engine do not have a queue each of the hardware, over which CUDA
+// spreads the streams of a process; else empty. Streams that share a queue wait for each other
+// without a reason. `connections`: CUDA_DEVICE_MAX_CONNECTIONS; null: not set, so CUDA takes 8.
+std::string WarnOfFewQueues(int streams, const char* connections);
 
 }  // namespace ebb

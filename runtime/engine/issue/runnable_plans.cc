@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "ebb/runtime/config/status_macros.h"
-#include "ebb/sharding/engine_plans.h"
 #include "ebb/sharding/fingerprint.h"
 #include "ebb/sharding/plan_facts.h"
 #include "ebb/sharding/report/traffic.h"
@@ -21,10 +20,13 @@ sharding::PlanInputs RunnablePlans::PlanInputs() const {
 }
 
 absl::Status RunnablePlans::Plan() {
-  EBB_ASSIGN_OR_RETURN(sharding::EnginePlans plans, sharding::PlanEngine(PlanInputs()));
-  own_ = std::make_unique<Runnable>(std::move(plans.step));
-  walk_ = std::make_unique<Runnable>(std::move(plans.walk));
-  drain_ = std::make_unique<Runnable>(std::move(plans.drain));
+  const sharding::PlanInputs inputs = PlanInputs();
+  EBB_ASSIGN_OR_RETURN(sharding::Plan step, sharding::PlanStep(inputs));
+  EBB_ASSIGN_OR_RETURN(sharding::Plan walk, sharding::PlanWalk(inputs));
+  EBB_ASSIGN_OR_RETURN(sharding::Plan drain, sharding::PlanDrain(inputs));
+  own_ = std::make_unique<Runnable>(std::move(step));
+  walk_ = std::make_unique<Runnable>(std::move(walk));
+  drain_ = std::make_unique<Runnable>(std::move(drain));
   return absl::OkStatus();
 }
 
@@ -61,7 +63,7 @@ absl::StatusOr<Runnable*> RunnablePlans::Of(int rounds, bool hold_updates) {
       return run.get();
   }
   EBB_ASSIGN_OR_RETURN(sharding::Plan plan,
-                       sharding::PlanVariant(PlanInputs(), planned, hold_updates));
+                       sharding::PlanStep(PlanInputs(), planned, hold_updates));
   others_.push_back(std::make_unique<Runnable>(std::move(plan)));
   others_.back()->hold_updates = hold_updates;
   return others_.back().get();

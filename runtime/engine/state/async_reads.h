@@ -28,7 +28,6 @@
 #include "ebb/runtime/engine/state/state_access.h"
 #include "ebb/runtime/engine/state/state_values.h"
 #include "ebb/runtime/engine/state_reader.h"
-#include "ebb/runtime/engine/updates/optimizer_state_names.h"
 #include "ebb/runtime/trace/ledger.h"
 #include "ebb/sharding/state_pieces.h"
 

@@ -9,8 +9,8 @@
 #include "ebb/runtime/config/config.h"
 #include "ebb/runtime/engine/state/state_values.h"
 #include "ebb/sharding/interval.h"
+#include "ebb/sharding/layout.h"
 #include "ebb/sharding/model.h"
-#include "ebb/sharding/partition.h"
 
 namespace ebb {
 

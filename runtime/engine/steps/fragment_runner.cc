@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "ebb/runtime/engine/issue/issuer.h"
-#include "ebb/sharding/interruption.h"
 #include "ebb/sharding/plan_facts.h"
+#include "ebb/sharding/waits.h"
 
 namespace ebb {
 

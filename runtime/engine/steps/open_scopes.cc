@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "ebb/sharding/plan_facts.h"
-#include "ebb/sharding/pools/conflicts.h"
+#include "ebb/sharding/pools/pools.h"
 
 namespace ebb {
 

@@ -1,5 +1,5 @@
 // A step that is paused for an evaluation. The evaluation overwrites slots of the step, so Resume
-// reads and gathers them again (sharding/interruption.h).
+// reads and gathers them again (sharding/waits.h).
 #pragma once
 
 #include <cstdint>

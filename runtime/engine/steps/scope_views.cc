@@ -9,8 +9,8 @@
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/engine/device_reach.h"
 #include "ebb/runtime/trace/log.h"
-#include "ebb/sharding/declared_order.h"
 #include "ebb/sharding/plan_facts.h"
+#include "ebb/sharding/scopes.h"
 #include "ebb/sharding/unit_places.h"
 
 namespace ebb {
@@ -156,9 +156,9 @@ BackwardScope::Fused ScopeViews::Gradient(int64_t id, ParameterId p, bool zero_f
     return {};
   }
   const Section& section = plan_.layout.units[static_cast<size_t>(scope->unit)].trainable;
-  const auto placement =
-      std::find_if(section.placements.begin(), section.placements.end(),
-                   [&](const sharding::Placement& candidate) { return candidate.parameter == p; });
+  const auto placement = std::find_if(
+      section.placements.begin(), section.placements.end(),
+      [&](const sharding::PlacedParameter& candidate) { return candidate.parameter == p; });
   uint8_t& requested =
       RequestedOf(*scope)[static_cast<size_t>(placement - section.placements.begin())];
   const DType dtype = sharding::GradientDType(plan_, scope->unit);
@@ -207,7 +207,7 @@ void ScopeViews::CompleteGradient(const OpenScope& scope) {
   std::vector<uint8_t>& requested = RequestedOf(scope);
   int64_t end = 0;
   for (size_t p = 0; p < section.placements.size(); ++p) {
-    const sharding::Placement& placement = section.placements[p];
+    const sharding::PlacedParameter& placement = section.placements[p];
     if (!requested[p]) continue;
     if (placement.offset > end)
       with_.compute->Zero(whole + end * size, (placement.offset - end) * size);

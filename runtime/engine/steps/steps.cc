@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "ebb/sharding/declared_order.h"
 #include "ebb/sharding/plan_facts.h"
+#include "ebb/sharding/scopes.h"
 
 namespace ebb {
 

@@ -7,7 +7,7 @@
 #include "ebb/optim/stochastic_rounding.h"
 #include "ebb/optim/update.h"
 #include "ebb/sharding/interval.h"
-#include "ebb/sharding/partition.h"
+#include "ebb/sharding/layout.h"
 #include "ebb/sharding/unit_places.h"
 
 namespace ebb {
