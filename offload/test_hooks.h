@@ -26,6 +26,9 @@ struct OffloadTestHooks {
 };
 
 // The hooks of the process. Do not change them while engines or shard files are being created.
-OffloadTestHooks& GetOffloadTestHooks();
+inline OffloadTestHooks& GetOffloadTestHooks() {
+  static OffloadTestHooks hooks;
+  return hooks;
+}
 
 }  // namespace ebb

@@ -47,15 +47,13 @@ class IssueObservers {
   std::vector<IssueObserver*> observers_;
 };
 
-// For programs that check the order of what engines enqueue: a factory of observers for each engine
-// made from now on. Null, as at first: none.
+// An observer of each engine that is made, for programs that check the order of what engines
+// enqueue: they define the function (issue_observer.cc). Null: there is none.
 struct ObservedEngine {
   const Device* device = nullptr;
   const Storage* storage = nullptr;
   const ControlBlock* control = nullptr;
 };
-using MakeIssueObserver = std::unique_ptr<IssueObserver> (*)(const ObservedEngine& engine);
-void SetIssueObserver(MakeIssueObserver make);
 std::unique_ptr<IssueObserver> NewIssueObserver(const ObservedEngine& engine);
 
 }  // namespace ebb

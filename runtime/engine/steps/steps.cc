@@ -15,7 +15,10 @@ namespace ebb {
 // Begin.
 
 int64_t Steps::Begin(const StepOptions& options) {
-  if (with_.suspension->suspended()) return with_.suspension->RefuseStep();
+  if (with_.suspension->suspended()) {
+    with_.suspension->NoteRefusedStep();
+    return Suspension::kRefused;
+  }
   StepProgress& progress = *with_.progress;
   const int64_t number = with_.calls->NextNumber();
   if (progress.alive) {
@@ -105,7 +108,7 @@ void Steps::TakeOptions(const StepOptions& options) {
 }
 
 int64_t Steps::BeginEvaluation(int micro_batches, const EvaluationOptions& options) {
-  if (with_.suspension->suspended()) return with_.suspension->RefuseEvaluation();
+  if (with_.suspension->suspended()) return Suspension::kRefused;
   StepProgress& progress = *with_.progress;
   const int64_t number = with_.calls->NextNumber();
   const bool may_leave_out = progress.alive && progress.options.may_leave_out;
@@ -239,7 +242,7 @@ void Steps::CompleteScopes() {
 }
 
 absl::Status Steps::Reduce(int64_t number) {
-  if (number < 0) return with_.suspension->Error();
+  if (number == Suspension::kRefused) return with_.suspension->Error();
   StepProgress& progress = *with_.progress;
   if (!IsOpen(number, "Reduce")) {
     return with_.paused->misuse().ok()
@@ -268,7 +271,7 @@ absl::Status Steps::Reduce(int64_t number) {
 }
 
 absl::Status Steps::Finish(int64_t number, const FinishOptions& options) {
-  if (number < 0) return with_.suspension->Error();
+  if (number == Suspension::kRefused) return with_.suspension->Error();
   StepProgress& progress = *with_.progress;
   if (!IsOpen(number, "Finish") || progress.evaluation) {
     if (const absl::Status misuse = with_.paused->misuse(); !misuse.ok()) {
@@ -347,7 +350,7 @@ void Steps::FailEvaluation(int64_t number, const absl::Status& error) {
 }
 
 absl::StatusOr<Evaluation::Sums> Steps::FinishEvaluation(int64_t number) {
-  if (number < 0) return with_.suspension->Error();
+  if (number == Suspension::kRefused) return with_.suspension->Error();
   StepProgress& progress = *with_.progress;
   if (!progress.alive || progress.number != number || !progress.evaluation) {
     return absl::FailedPreconditionError(

@@ -44,12 +44,9 @@ class Suspension {
   bool suspended() const { return suspended_; }
   // The engine has failed and lost its pools: no scope leads to their old memory.
   void LosePools() { suspended_ = true; }
-  // The numbers of a suspended engine's Steps and Evaluations; all are below 0.
-  int64_t RefuseStep() {
-    has_refused_step_ = true;
-    return --refusals_;
-  }
-  int64_t RefuseEvaluation() { return --refusals_; }
+  // The number of Steps and Evaluations that a suspended engine has refused.
+  static constexpr int64_t kRefused = -1;
+  void NoteRefusedStep() { has_refused_step_ = true; }
   bool has_refused_step() const { return has_refused_step_; }  // since it was suspended
   // The error that calls of a suspended engine return.
   absl::Status Error() const;
@@ -59,7 +56,6 @@ class Suspension {
 
   const Parts with_;
   bool suspended_ = false, has_refused_step_ = false;
-  int64_t refusals_ = 0;
 };
 
 }  // namespace ebb

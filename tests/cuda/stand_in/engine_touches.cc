@@ -151,13 +151,10 @@ class HostTouches : public IssueObserver {
   cudaStream_t starts_ = nullptr;  // of the instruction that begins
 };
 
-const bool kIsSet = [] {
-  SetIssueObserver([](const ObservedEngine& engine) -> std::unique_ptr<IssueObserver> {
-    return std::make_unique<HostTouches>(engine);
-  });
-  return true;
-}();
-
 }  // namespace
+
+std::unique_ptr<IssueObserver> NewIssueObserver(const ObservedEngine& engine) {
+  return std::make_unique<HostTouches>(engine);
+}
 
 }  // namespace ebb
