@@ -21,7 +21,7 @@ constexpr size_t kThreadNameCharacters = 15;  // Linux keeps no more
 
 absl::StatusOr<std::unique_ptr<CpuStream>> CpuStream::Create(std::string_view name, int tasks_max,
                                                              std::shared_ptr<ThreadTeam> team,
-                                                             std::shared_ptr<ProgressPool> pool) {
+                                                             std::shared_ptr<TicketPool> pool) {
   std::unique_ptr<CpuStream> stream(new CpuStream(tasks_max, std::move(team), std::move(pool)));
   try {
     stream->thread_ = std::thread([raw = stream.get()] { raw->Run(); });
@@ -34,10 +34,10 @@ absl::StatusOr<std::unique_ptr<CpuStream>> CpuStream::Create(std::string_view na
 }
 
 CpuStream::CpuStream(int tasks_max, std::shared_ptr<ThreadTeam> team,
-                     std::shared_ptr<ProgressPool> pool)
+                     std::shared_ptr<TicketPool> pool)
     : team_(std::move(team)),
       pool_(std::move(pool)),
-      progress_(pool_->Take()),
+      tickets_(pool_->Take()),
       tasks_max_(static_cast<uint64_t>(tasks_max)),
       blocks_((tasks_max_ + Block::kTasks - 1) / Block::kTasks + 1),
       memory_(std::make_unique_for_overwrite<Block[]>(blocks_)),
@@ -48,7 +48,7 @@ CpuStream::~CpuStream() {
   stop_.store(true, std::memory_order_release);
   not_empty_.Notify();
   if (thread_.joinable()) thread_.join();
-  pool_->GiveBack(progress_);
+  pool_->GiveBack(tickets_);
 }
 
 void CpuStream::Run() {
@@ -103,15 +103,15 @@ void CpuStream::Wait(const EventBackend& event) {
 }
 
 void CpuStream::WaitFor(const CpuEvent::Place& place) {
-  if (place.progress == progress_ || place.Passed())
+  if (place.tickets == tickets_ || place.Passed())
     return;  // the queue's order has passed own places
   Enqueue(Task([place] { place.Await(); }));
 }
 
 CpuEvent::Place CpuStream::EnqueuePlace() {
-  const int64_t ticket = progress_->TakeTicket();
-  Enqueue(Task([progress = progress_, ticket] { progress->Pass(ticket); }));
-  return {.progress = progress_, .ticket = ticket};
+  const int64_t ticket = tickets_->TakeTicket();
+  Enqueue(Task([tickets = tickets_, ticket] { tickets->Pass(ticket); }));
+  return {.tickets = tickets_, .ticket = ticket};
 }
 
 void CpuStream::Record(EventBackend& event) {
@@ -131,7 +131,7 @@ void CpuCallerStream::Zero(void* destination, int64_t bytes) {
 }
 
 CpuDevice::CpuDevice(int threads)
-    : team_(std::make_shared<ThreadTeam>(threads)), pool_(std::make_shared<ProgressPool>()) {}
+    : team_(std::make_shared<ThreadTeam>(threads)), pool_(std::make_shared<TicketPool>()) {}
 
 std::string CpuDevice::description() const {
   return absl::StrCat("CPU, ", team_->threads(), team_->threads() == 1 ? " thread" : " threads");

@@ -26,7 +26,7 @@ class CpuStream : public StreamBackend {
  public:
   static absl::StatusOr<std::unique_ptr<CpuStream>> Create(std::string_view name, int tasks_max,
                                                            std::shared_ptr<ThreadTeam> team,
-                                                           std::shared_ptr<ProgressPool> pool);
+                                                           std::shared_ptr<TicketPool> pool);
   ~CpuStream() override;
 
   void Enqueue(const Task& task) override;
@@ -43,7 +43,7 @@ class CpuStream : public StreamBackend {
   CpuEvent::Place EnqueuePlace();
 
  private:
-  CpuStream(int tasks_max, std::shared_ptr<ThreadTeam> team, std::shared_ptr<ProgressPool> pool);
+  CpuStream(int tasks_max, std::shared_ptr<ThreadTeam> team, std::shared_ptr<TicketPool> pool);
   void Run();
 
   struct Block {
@@ -57,8 +57,8 @@ class CpuStream : public StreamBackend {
   void GiveBlockBack(uint64_t last_task);
 
   std::shared_ptr<ThreadTeam> team_;
-  std::shared_ptr<ProgressPool> pool_;
-  Progress* progress_;
+  std::shared_ptr<TicketPool> pool_;
+  Tickets* tickets_;
   const uint64_t tasks_max_;
   const uint64_t blocks_;  // enough for tasks_max_ tasks, wherever the first one is in its block
   std::unique_ptr<Block[]> memory_;
@@ -106,7 +106,7 @@ class CpuDevice : public DeviceBackend {
  private:
   // Streams and events own these too, so they may outlive the device's last handle.
   std::shared_ptr<ThreadTeam> team_;
-  std::shared_ptr<ProgressPool> pool_;
+  std::shared_ptr<TicketPool> pool_;
 };
 
 }  // namespace ebb

@@ -2,34 +2,34 @@
 
 namespace ebb {
 
-void Progress::Pass(int64_t ticket) {
+void Tickets::Pass(int64_t ticket) {
   passed_.store(ticket, std::memory_order_release);
   changed_.Notify();
 }
 
-bool Progress::Await(int64_t ticket, WaitPoint::Deadline deadline) {
+bool Tickets::Await(int64_t ticket, WaitPoint::Deadline deadline) {
   return changed_.Await([&] { return Passed(ticket); }, deadline);
 }
 
-Progress* ProgressPool::Take() {
+Tickets* TicketPool::Take() {
   const std::scoped_lock lock(mutex_);
   if (free_.empty()) return &all_.emplace_back();
-  Progress* progress = free_.back();
+  Tickets* tickets = free_.back();
   free_.pop_back();
-  return progress;
+  return tickets;
 }
 
-void ProgressPool::GiveBack(Progress* progress) {
+void TicketPool::GiveBack(Tickets* tickets) {
   const std::scoped_lock lock(mutex_);
-  free_.push_back(progress);
+  free_.push_back(tickets);
 }
 
-void ProgressPool::Add(std::atomic<int64_t>& passed) {
+void TicketPool::Add(std::atomic<int64_t>& passed) {
   const std::scoped_lock lock(mutex_);
   free_.push_back(&all_.emplace_back(passed));
 }
 
-bool ProgressPool::HasFree() const {
+bool TicketPool::HasFree() const {
   const std::scoped_lock lock(mutex_);
   return !free_.empty();
 }

@@ -19,11 +19,11 @@
 namespace ebb {
 
 // Tickets of one stream pass in order.
-class Progress {
+class Tickets {
  public:
-  Progress() : passed_(own_) {}
+  Tickets() : passed_(own_) {}
   // Counts in `passed`, which is 0 at first and outlives this object.
-  explicit Progress(std::atomic<int64_t>& passed) : passed_(passed) {}
+  explicit Tickets(std::atomic<int64_t>& passed) : passed_(passed) {}
   int64_t TakeTicket() { return ++taken_; }  // by the stream's enqueuing thread
   void Pass(int64_t ticket);
   void PassNext() { Pass(passed_.load(std::memory_order_relaxed) + 1); }
@@ -39,36 +39,36 @@ class Progress {
   WaitPoint changed_;
 };
 
-// Owns the Progress of every stream that the device ever had, because tasks and events name a
-// Progress by address. A new stream reuses the Progress of a destroyed one: its tickets only grow,
-// so old events stay passed.
-class ProgressPool {
+// Owns the tickets of every stream that the device ever had, because tasks and events name them by
+// address. A new stream goes on with those of a destroyed one: their numbers only grow, so old
+// events stay passed.
+class TicketPool {
  public:
-  Progress* Take();
-  void GiveBack(Progress* progress);
-  // Adds a Progress that counts in the caller's memory, which outlives the pool.
+  Tickets* Take();
+  void GiveBack(Tickets* tickets);
+  // Adds tickets that count in the caller's memory, which outlives the pool.
   void Add(std::atomic<int64_t>& passed);
   bool HasFree() const;
 
  private:
   mutable std::mutex mutex_;
-  std::deque<Progress> all_;
-  std::vector<Progress*> free_;
+  std::deque<Tickets> all_;
+  std::vector<Tickets*> free_;
 };
 
 class CpuEvent : public EventBackend {
  public:
   struct Place {
-    Progress* progress =
+    Tickets* tickets =
         nullptr;  // null: passed, because never recorded or on the calling thread's stream
     int64_t ticket = 0;
-    bool Passed() const { return progress == nullptr || progress->Passed(ticket); }
+    bool Passed() const { return tickets == nullptr || tickets->Passed(ticket); }
     void Await() const {
-      if (progress != nullptr) progress->Await(ticket);
+      if (tickets != nullptr) tickets->Await(ticket);
     }
   };
 
-  explicit CpuEvent(std::shared_ptr<ProgressPool> pool) : pool_(std::move(pool)) {}
+  explicit CpuEvent(std::shared_ptr<TicketPool> pool) : pool_(std::move(pool)) {}
 
   void HostWait() const override { place().Await(); }
   bool Passed() const override { return place().Passed(); }
@@ -77,8 +77,8 @@ class CpuEvent : public EventBackend {
   void SetPlace(Place place);
 
  private:
-  std::shared_ptr<ProgressPool> pool_;  // keeps the places' progress alive
-  mutable std::mutex mutex_;            // one thread may wait while another records
+  std::shared_ptr<TicketPool> pool_;  // keeps the places' tickets alive
+  mutable std::mutex mutex_;          // one thread may wait while another records
   Place place_;
 };
 

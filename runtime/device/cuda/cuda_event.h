@@ -21,7 +21,7 @@ class CudaEvent : public EventBackend {
   struct Place {
     bool recorded = false;
     CpuEvent::Place host;  // empty: the last record is on a stream of the device
-    bool on_host() const { return host.progress != nullptr; }
+    bool on_host() const { return host.tickets != nullptr; }
   };
 
   // `awaited`: threads that wait for it sleep.

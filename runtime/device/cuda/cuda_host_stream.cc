@@ -70,7 +70,7 @@ void CudaHostStream::WaitForDevice(cudaEvent_t event) {
   // CUDA waits for the record as of now, also if another is recorded before the thread gets there.
   const CudaCurrent current(context_->ordinal());
   if (!Check(cudaStreamWaitEvent(crossing_.get(), event, 0), "cudaStreamWaitEvent")) return;
-  const auto cross = [](void* crossed) { static_cast<Progress*>(crossed)->PassNext(); };
+  const auto cross = [](void* crossed) { static_cast<Tickets*>(crossed)->PassNext(); };
   if (!Check(cudaLaunchHostFunc(crossing_.get(), cross, crossed_), "cudaLaunchHostFunc")) return;
   const int64_t ticket = crossed_->TakeTicket();
   thread_->Enqueue(Task([this, ticket] { AwaitCrossing(ticket); }));

@@ -49,7 +49,7 @@ class CudaHostStream : public StreamBackend {
 
   const std::shared_ptr<CudaContext> context_;
   const std::string name_;
-  Progress* const crossed_;
+  Tickets* const crossed_;
   SharedCudaStream crossing_;
   std::unique_ptr<CpuStream> thread_;
 };

@@ -70,7 +70,7 @@ absl::StatusOr<std::unique_ptr<CpuStream>> HostOrder::NewThread(const CudaContex
 
 cudaError_t HostOrder::EnqueueWait(cudaStream_t stream, const CpuEvent::Place& place) const {
   const CUresult result =
-      stream_wait_value_(stream, reinterpret_cast<CUdeviceptr>(&place.progress->passed()),
+      stream_wait_value_(stream, reinterpret_cast<CUdeviceptr>(&place.tickets->passed()),
                          static_cast<cuuint64_t>(place.ticket), CU_STREAM_WAIT_VALUE_GEQ);
   return static_cast<cudaError_t>(result);  // both enums have the same numbers
 }

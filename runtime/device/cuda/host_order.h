@@ -45,7 +45,7 @@ class HostOrder {
   // `place`: in such a thread's queue.
   cudaError_t EnqueueWait(cudaStream_t stream, const CpuEvent::Place& place) const;
   // Counts of the records that have crossed from the device to the host.
-  ProgressPool& crossings() { return crossings_; }
+  TicketPool& crossings() { return crossings_; }
 
  private:
   using StreamWaitValue = CUresult (*)(CUstream, CUdeviceptr, cuuint64_t, unsigned);
@@ -56,8 +56,8 @@ class HostOrder {
   std::mutex mutex_;  // only one thread at a time makes a stream
   StreamWaitValue stream_wait_value_ = nullptr;
   std::vector<Buffer> locked_;
-  const std::shared_ptr<ProgressPool> records_ = std::make_shared<ProgressPool>();
-  ProgressPool crossings_;
+  const std::shared_ptr<TicketPool> records_ = std::make_shared<TicketPool>();
+  TicketPool crossings_;
 };
 
 }  // namespace ebb

@@ -131,7 +131,7 @@ void Issuer::Work(LinkedFragment& run, int index, const StepTag& step, Stream& s
       const uint32_t save = with_.storage->files().second_places() != nullptr
                                 ? with_.storage->files().second_places()->save()
                                 : 0;
-      Progress& started = started_[instruction.starts];
+      Tickets& started = started_[instruction.starts];
       const int64_t ticket = started.TakeTicket();
       stream.Enqueue([this, &run, &started, index, save, ticket] {
         StartTransfers(run, index, save);

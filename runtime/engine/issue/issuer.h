@@ -92,7 +92,7 @@ class Issuer {
   std::function<void(int unit)> read_async_;
   // By the line where transfers start: how many have. The line where they end waits for that
   // number, which costs no event.
-  std::array<Progress, sharding::kLines> started_;
+  std::array<Tickets, sharding::kLines> started_;
 };
 
 }  // namespace ebb

@@ -183,7 +183,7 @@ void NotePassed(cudaEvent_t event) {
 namespace {
 
 Clock KnownAt(const CpuEvent::Place& place) {
-  const std::map<int64_t, Clock>& records = All().host_streams[place.progress];
+  const std::map<int64_t, Clock>& records = All().host_streams[place.tickets];
   const auto record = records.lower_bound(place.ticket);
   return record == records.end() ? Clock() : record->second;
 }
@@ -195,7 +195,7 @@ class HostStreams : public OrderObserver {
     const std::scoped_lock lock(All().mutex);
     Stream& of = Of(crossing);
     Join(of.clock, HostClock());
-    std::map<int64_t, Clock>& records = All().host_streams[place.progress];
+    std::map<int64_t, Clock>& records = All().host_streams[place.tickets];
     records[place.ticket] = of.clock;
     if (records.size() > kKept) records.erase(records.begin());
   }
