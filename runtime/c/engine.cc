@@ -22,25 +22,22 @@ ModelSpec WhileThere(ModelSpec model, const std::shared_ptr<std::atomic<bool>>& 
 
 }  // namespace
 
-absl::StatusOr<ebb_engine*> LiveHandle(ebb_engine* handle) {
-  EBB_RETURN_IF_ERROR(CheckHandle(Engines(), handle, "engine"));
-  if (!handle->engine) return absl::FailedPreconditionError("the engine was closed");
-  return handle;
-}
-absl::StatusOr<Engine*> Live(ebb_engine* handle) {
-  EBB_ASSIGN_OR_RETURN(ebb_engine* const live, LiveHandle(handle));
-  return &*live->engine;
+absl::Status CheckLive(const ebb_engine* handle) {
+  EBB_RETURN_IF_ERROR(Engines().Check(handle));
+  return handle->engine ? absl::OkStatus() : absl::FailedPreconditionError("the engine was closed");
 }
 
 }  // namespace ebb::c
 
 using ebb::c::Call;
+using ebb::c::CallEngine;
+using ebb::c::CallLive;
 
 int32_t ebb_engine_create(ebb_world* world, const ebb_model* model, const char* json,
                           const ebb_engine_options* given, ebb_engine** engine) {
   return Call([&]() -> absl::Status {
-    EBB_RETURN_IF_ERROR(ebb::c::CheckHandle(ebb::c::Worlds(), world, "world"));
-    EBB_RETURN_IF_ERROR(ebb::c::CheckHandle(ebb::c::Models(), model, "model"));
+    EBB_RETURN_IF_ERROR(ebb::c::Worlds().Check(world));
+    EBB_RETURN_IF_ERROR(ebb::c::Models().Check(model));
     if (engine == nullptr) return absl::InvalidArgumentError("the pointer to the engine is null");
     EBB_ASSIGN_OR_RETURN(const ebb_engine_options options,
                          ebb::c::Taken(given, ebb_engine_options{}, "ebb_engine_options"));
@@ -71,12 +68,10 @@ int32_t ebb_engine_create(ebb_world* world, const ebb_model* model, const char* 
 
 int32_t ebb_engine_close(ebb_engine* handle) {
   return Call([&]() -> absl::Status {
-    EBB_RETURN_IF_ERROR(ebb::c::CheckHandle(ebb::c::Engines(), handle, "engine"));
+    EBB_RETURN_IF_ERROR(ebb::c::Engines().Check(handle));
     if (!handle->engine) return absl::OkStatus();
     handle->memory = handle->engine->HoldMemory();
-    handle->scopes.clear();
-    handle->evaluation.reset();
-    handle->step.reset();
+    handle->DropSteps();
     handle->engine.reset();
     return absl::OkStatus();
   });
@@ -85,9 +80,7 @@ int32_t ebb_engine_close(ebb_engine* handle) {
 void ebb_engine_destroy(ebb_engine* handle) {
   Call([&] {
     if (!ebb::c::Engines().Remove(handle)) return absl::OkStatus();
-    handle->scopes.clear();
-    handle->evaluation.reset();
-    handle->step.reset();
+    handle->DropSteps();
     delete handle;
     return absl::OkStatus();
   });
@@ -95,10 +88,9 @@ void ebb_engine_destroy(ebb_engine* handle) {
 
 int32_t ebb_engine_views(ebb_engine* handle, int32_t unit, ebb_view* views, int32_t capacity,
                          int32_t* count) {
-  return Call([&]() -> absl::Status {
-    EBB_ASSIGN_OR_RETURN(ebb::Engine* const engine, ebb::c::Live(handle));
+  return CallEngine(handle, [&](ebb::Engine& engine) -> absl::Status {
     std::vector<ebb_view> given;
-    for (const ebb::ParameterView& view : engine->Views(ebb::UnitId{unit})) {
+    for (const ebb::ParameterView& view : engine.Views(ebb::UnitId{unit})) {
       given.push_back(
           {.data = const_cast<void*>(view.value.data),
            .elements = view.value.size(),
@@ -115,13 +107,12 @@ int32_t ebb_engine_views(ebb_engine* handle, int32_t unit, ebb_view* views, int3
 
 int32_t ebb_engine_agree(ebb_engine* handle, const char* error) {
   bool evaluates = false;
-  const int32_t code = Call([&]() -> absl::Status {
-    EBB_ASSIGN_OR_RETURN(ebb_engine* const engine, ebb::c::LiveHandle(handle));
+  const int32_t code = CallLive(handle, [&](ebb_engine& engine) -> absl::Status {
     const absl::Status own =
         error == nullptr ? absl::OkStatus() : absl::FailedPreconditionError(error);
-    evaluates = engine->evaluation.has_value();
-    if (!evaluates) return engine->engine->Agree(own);
-    engine->evaluation->Fail(own);
+    evaluates = engine.evaluation.has_value();
+    if (!evaluates) return engine.engine->Agree(own);
+    engine.evaluation->Fail(own);
     return absl::OkStatus();
   });
   return evaluates ? ebb_evaluation_finish(handle, nullptr) : code;
@@ -129,8 +120,7 @@ int32_t ebb_engine_agree(ebb_engine* handle, const char* error) {
 
 int32_t ebb_engine_reorder(ebb_engine* handle, const ebb_visit* visits, int32_t visit_count,
                            const ebb_event* events, int32_t event_count) {
-  return Call([&]() -> absl::Status {
-    EBB_ASSIGN_OR_RETURN(ebb::Engine* const engine, ebb::c::Live(handle));
+  return CallEngine(handle, [&](ebb::Engine& engine) -> absl::Status {
     EBB_ASSIGN_OR_RETURN(const std::vector<const ebb_visit*> elements,
                          ebb::c::Elements(visits, visit_count, "ebb_visit"));
     std::vector<ebb::Visit> forward;
@@ -139,21 +129,19 @@ int32_t ebb_engine_reorder(ebb_engine* handle, const ebb_visit* visits, int32_t 
       forward.push_back(visit);
     }
     EBB_ASSIGN_OR_RETURN(std::vector<ebb::ScopeEvent> order, ebb::c::OrderOf(events, event_count));
-    return engine->Reorder(std::move(forward), std::move(order));
+    return engine.Reorder(std::move(forward), std::move(order));
   });
 }
 
 int32_t ebb_engine_suspend(ebb_engine* handle, int32_t suspended) {
-  return Call([&]() -> absl::Status {
-    EBB_ASSIGN_OR_RETURN(ebb::Engine* const engine, ebb::c::Live(handle));
-    return suspended != 0 ? engine->Suspend() : engine->Resume();
+  return CallEngine(handle, [&](ebb::Engine& engine) -> absl::Status {
+    return suspended != 0 ? engine.Suspend() : engine.Resume();
   });
 }
 
 int32_t ebb_engine_copy_parameters(ebb_engine* handle, ebb_engine* from) {
-  return Call([&]() -> absl::Status {
-    EBB_ASSIGN_OR_RETURN(ebb::Engine* const engine, ebb::c::Live(handle));
-    EBB_ASSIGN_OR_RETURN(ebb::Engine* const other, ebb::c::Live(from));
-    return engine->CopyParametersFrom(*other);
+  return CallEngine(handle, [&](ebb::Engine& engine) -> absl::Status {
+    EBB_RETURN_IF_ERROR(ebb::c::CheckLive(from));
+    return engine.CopyParametersFrom(*from->engine);
   });
 }

@@ -54,6 +54,12 @@ struct ebb_engine {
   int64_t last_scope = 0;
   std::vector<ebb::SaveTicket> tickets;
   std::string trainer, of_this_rank, buffers;  // that the last ebb_load has found
+
+  void DropSteps() {
+    scopes.clear();
+    evaluation.reset();
+    step.reset();
+  }
 };
 
 namespace ebb::c {
@@ -92,11 +98,14 @@ int32_t CallForId(Body&& body) noexcept {
 // The handles that were given out and not taken back.
 class Handles {
  public:
+  explicit Handles(std::string_view kind) : kind_(kind) {}
+
   void Add(const void* handle);
   bool Remove(const void* handle);
-  bool Has(const void* handle) const;
+  absl::Status Check(const void* handle) const;
 
  private:
+  const std::string_view kind_;
   mutable std::mutex mutex_;
   std::unordered_set<const void*> live_;
 };
@@ -104,10 +113,20 @@ Handles& Worlds();
 Handles& Models();
 Handles& Engines();
 
-absl::Status CheckHandle(const Handles& handles, const void* handle, std::string_view kind);
-// The engine behind a handle, unless it was closed.
-absl::StatusOr<Engine*> Live(ebb_engine* handle);
-absl::StatusOr<ebb_engine*> LiveHandle(ebb_engine* handle);
+// The handle is of an engine that was not closed.
+absl::Status CheckLive(const ebb_engine* handle);
+// Call for a `body` that takes the handle of such an engine, or the engine.
+template <class Body>
+int32_t CallLive(ebb_engine* handle, Body&& body) noexcept {
+  return Call([&]() -> absl::Status {
+    EBB_RETURN_IF_ERROR(CheckLive(handle));
+    return body(*handle);
+  });
+}
+template <class Body>
+int32_t CallEngine(ebb_engine* handle, Body&& body) noexcept {
+  return CallLive(handle, [&](ebb_engine& live) { return body(*live.engine); });
+}
 
 // Copies the fields that the caller's struct and this library's share. Fields of a newer caller
 // behind these must be 0.
@@ -185,6 +204,7 @@ inline std::string TextOr(const char* text, const char* otherwise) {
   return text == nullptr ? otherwise : text;
 }
 
+Initialiser FromFill(ebb_fill fill, void* user);
 absl::StatusOr<Visit> VisitOf(const ebb_visit* given);
 absl::StatusOr<std::vector<ScopeEvent>> OrderOf(const ebb_event* events, int32_t count);
 // `world`: the number of ranks, or 0 if it is not known yet.

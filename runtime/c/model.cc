@@ -105,17 +105,11 @@ absl::StatusOr<Initialiser> ValuesOf(ebb_model& model, const ebb_parameter& para
   if (parameter.file != nullptr) return FromFile(model, parameter, shape);
   if (parameter.fill == nullptr)
     return Initialiser();  // enough to predict; the engine asks for one
-  return Initialiser([fill = parameter.fill, user = parameter.user](const Slice& slice,
-                                                                    std::span<float> values) {
-    if (fill(user, static_cast<int32_t>(slice.parameter), slice.begin, slice.end, values.data()) !=
-        0)
-      return absl::AbortedError(absl::StrCat("fill has failed for ", slice.name));
-    return absl::OkStatus();
-  });
+  return FromFill(parameter.fill, parameter.user);
 }
 
 absl::StatusOr<Program> Predict(const ebb_model* model, int32_t world, const char* json) {
-  EBB_RETURN_IF_ERROR(CheckHandle(Models(), model, "model"));
+  EBB_RETURN_IF_ERROR(Models().Check(model));
   EBB_ASSIGN_OR_RETURN(const Config config, ReadConfig(json));
   ModelSpec spec = model->spec;
   for (ParameterSpec& parameter : spec.parameters)
@@ -124,6 +118,15 @@ absl::StatusOr<Program> Predict(const ebb_model* model, int32_t world, const cha
 }
 
 }  // namespace
+
+Initialiser FromFill(ebb_fill fill, void* user) {
+  return [fill, user](const Slice& slice, std::span<float> values) -> absl::Status {
+    if (fill(user, static_cast<int32_t>(slice.parameter), slice.begin, slice.end, values.data()) !=
+        0)
+      return absl::AbortedError(absl::StrCat("fill has failed for ", slice.name));
+    return absl::OkStatus();
+  };
+}
 
 absl::StatusOr<Visit> VisitOf(const ebb_visit* given) {
   if (given == nullptr) return absl::InvalidArgumentError("the visit is null");
@@ -168,7 +171,6 @@ std::vector<ebb_memory_row> RowsOf(const std::vector<MemoryRow>& rows) {
 
 using ebb::c::Call;
 using ebb::c::CallForId;
-using ebb::c::CheckHandle;
 using ebb::c::Models;
 
 ebb_model* ebb_model_create(void) {
@@ -190,7 +192,7 @@ void ebb_model_destroy(ebb_model* model) {
 
 int32_t ebb_model_add_unit(ebb_model* model, const char* name, int32_t keep_whole) {
   return CallForId([&]() -> absl::StatusOr<int32_t> {
-    EBB_RETURN_IF_ERROR(CheckHandle(Models(), model, "model"));
+    EBB_RETURN_IF_ERROR(Models().Check(model));
     if (name == nullptr) return absl::InvalidArgumentError("the unit has no name");
     const ebb::UnitId id = model->spec.AddUnit(name);
     model->spec.units.back().keep_whole = keep_whole != 0;
@@ -200,7 +202,7 @@ int32_t ebb_model_add_unit(ebb_model* model, const char* name, int32_t keep_whol
 
 int32_t ebb_model_add_parameter(ebb_model* model, int32_t unit, const ebb_parameter* given) {
   return CallForId([&]() -> absl::StatusOr<int32_t> {
-    EBB_RETURN_IF_ERROR(CheckHandle(Models(), model, "model"));
+    EBB_RETURN_IF_ERROR(Models().Check(model));
     if (given == nullptr) return absl::InvalidArgumentError("the parameter is null");
     ebb_parameter defaults = {};
     defaults.trainable = 1;
@@ -240,7 +242,7 @@ int32_t ebb_model_add_parameter(ebb_model* model, int32_t unit, const ebb_parame
 
 int32_t ebb_model_add_visit(ebb_model* model, const ebb_visit* given) {
   return CallForId([&]() -> absl::StatusOr<int32_t> {
-    EBB_RETURN_IF_ERROR(CheckHandle(Models(), model, "model"));
+    EBB_RETURN_IF_ERROR(Models().Check(model));
     EBB_ASSIGN_OR_RETURN(const ebb::Visit visit, ebb::c::VisitOf(given));
     model->spec.forward.push_back(visit);
     return static_cast<int32_t>(model->spec.forward.size()) - 1;
@@ -249,7 +251,7 @@ int32_t ebb_model_add_visit(ebb_model* model, const ebb_visit* given) {
 
 int32_t ebb_model_set_order(ebb_model* model, const ebb_event* events, int32_t count) {
   return Call([&]() -> absl::Status {
-    EBB_RETURN_IF_ERROR(CheckHandle(Models(), model, "model"));
+    EBB_RETURN_IF_ERROR(Models().Check(model));
     EBB_ASSIGN_OR_RETURN(model->spec.order, ebb::c::OrderOf(events, count));
     return absl::OkStatus();
   });

@@ -43,57 +43,47 @@ std::string BytesIn(const std::map<std::string, std::string>& bytes, const char*
 }  // namespace
 }  // namespace ebb::c
 
-using ebb::c::Call;
+using ebb::c::CallEngine;
+using ebb::c::CallLive;
 
 int32_t ebb_read(ebb_engine* handle, int32_t state, const char* name, ebb_sink sink, void* user) {
-  return Call([&]() -> absl::Status {
-    EBB_ASSIGN_OR_RETURN(ebb::Engine* const engine, ebb::c::Live(handle));
+  return CallEngine(handle, [&](ebb::Engine& engine) -> absl::Status {
     EBB_ASSIGN_OR_RETURN(const ebb::StateClass what, ebb::c::ReadableState(state));
     if (sink == nullptr) return absl::InvalidArgumentError("the sink is null");
-    return engine->Read(what, ebb::c::Into(sink, user), ebb::c::TextOr(name, ""));
+    return engine.Read(what, ebb::c::Into(sink, user), ebb::c::TextOr(name, ""));
   });
 }
 
 int32_t ebb_write(ebb_engine* handle, int32_t state, const char* name, ebb_fill fill, void* user) {
-  return Call([&]() -> absl::Status {
-    EBB_ASSIGN_OR_RETURN(ebb::Engine* const engine, ebb::c::Live(handle));
+  return CallEngine(handle, [&](ebb::Engine& engine) -> absl::Status {
     EBB_ASSIGN_OR_RETURN(const ebb::StateClass what, ebb::c::ReadableState(state));
     if (fill == nullptr) return absl::InvalidArgumentError("the source of values is null");
-    const auto source = [fill, user](const ebb::Slice& slice,
-                                     std::span<float> values) -> absl::Status {
-      if (fill(user, static_cast<int32_t>(slice.parameter), slice.begin, slice.end,
-               values.data()) != 0)
-        return absl::AbortedError(absl::StrCat("fill has failed for ", slice.name));
-      return absl::OkStatus();
-    };
-    return engine->Write(what, source, ebb::c::TextOr(name, ""));
+    return engine.Write(what, ebb::c::FromFill(fill, user), ebb::c::TextOr(name, ""));
   });
 }
 
 int32_t ebb_gather(ebb_engine* handle, int32_t parameter, int32_t state, int32_t root,
                    ebb_sink sink, void* user) {
-  return Call([&]() -> absl::Status {
-    EBB_ASSIGN_OR_RETURN(ebb::Engine* const engine, ebb::c::Live(handle));
+  return CallEngine(handle, [&](ebb::Engine& engine) -> absl::Status {
     if (state != EBB_PARAMETER && state != EBB_MASTER)
       return absl::InvalidArgumentError("EBB_PARAMETER and EBB_MASTER can be gathered");
-    const size_t parameters = engine->model().parameters.size();
+    const size_t parameters = engine.model().parameters.size();
     if (parameter < 0 || static_cast<size_t>(parameter) >= parameters) {
       return absl::InvalidArgumentError(
           absl::StrCat("parameter ", parameter, " is not of the model, which has ", parameters));
     }
-    const int size = engine->world().size();
+    const int size = engine.world().size();
     if (root < -1 || root >= size)
       return absl::InvalidArgumentError(absl::StrCat("rank ", root, " of a world of ", size));
     if (sink == nullptr) return absl::InvalidArgumentError("the sink is null");
-    return engine->Gather(ebb::ParameterId{parameter}, static_cast<ebb::StateClass>(state),
-                          ebb::c::Into(sink, user), root);
+    return engine.Gather(ebb::ParameterId{parameter}, static_cast<ebb::StateClass>(state),
+                         ebb::c::Into(sink, user), root);
   });
 }
 
 int32_t ebb_save(ebb_engine* handle, const char* folder, const ebb_save_options* given,
                  int64_t* ticket) {
-  return Call([&]() -> absl::Status {
-    EBB_ASSIGN_OR_RETURN(ebb_engine* const engine, ebb::c::LiveHandle(handle));
+  return CallLive(handle, [&](ebb_engine& engine) -> absl::Status {
     if (folder == nullptr) return absl::InvalidArgumentError("the folder is null");
     EBB_ASSIGN_OR_RETURN(const ebb_save_options options,
                          ebb::c::Taken(given, ebb_save_options{}, "ebb_save_options"));
@@ -106,20 +96,19 @@ int32_t ebb_save(ebb_engine* handle, const char* folder, const ebb_save_options*
     for (auto* const to : {&with.of_this_rank, &with.trainer})  // the latter for other worlds
       EBB_RETURN_IF_ERROR(ebb::c::AddBytes(options.buffers, options.buffers_bytes, "buffers",
                                            ebb::c::kBuffers, *to));
-    if (ticket == nullptr) return ebb::SaveCheckpoint(*engine->engine, folder, with).status();
-    EBB_ASSIGN_OR_RETURN(ebb::SaveTicket saving, ebb::SaveAsync(*engine->engine, folder, with));
-    engine->tickets.push_back(std::move(saving));
-    *ticket = static_cast<int64_t>(engine->tickets.size());
+    if (ticket == nullptr) return ebb::SaveCheckpoint(*engine.engine, folder, with).status();
+    EBB_ASSIGN_OR_RETURN(ebb::SaveTicket saving, ebb::SaveAsync(*engine.engine, folder, with));
+    engine.tickets.push_back(std::move(saving));
+    *ticket = static_cast<int64_t>(engine.tickets.size());
     return absl::OkStatus();
   });
 }
 
 int32_t ebb_save_wait(ebb_engine* handle, int64_t ticket, int32_t* done) {
-  return Call([&]() -> absl::Status {
-    EBB_ASSIGN_OR_RETURN(ebb_engine* const engine, ebb::c::LiveHandle(handle));
-    if (ticket < 1 || ticket > static_cast<int64_t>(engine->tickets.size()))
+  return CallLive(handle, [&](ebb_engine& engine) -> absl::Status {
+    if (ticket < 1 || ticket > static_cast<int64_t>(engine.tickets.size()))
       return absl::InvalidArgumentError(absl::StrCat("there is no save ", ticket));
-    const ebb::SaveTicket& saving = engine->tickets[static_cast<size_t>(ticket) - 1];
+    const ebb::SaveTicket& saving = engine.tickets[static_cast<size_t>(ticket) - 1];
     if (done != nullptr) {
       *done = saving.Done();
       if (*done == 0) return absl::OkStatus();
@@ -129,45 +118,42 @@ int32_t ebb_save_wait(ebb_engine* handle, int64_t ticket, int32_t* done) {
 }
 
 int32_t ebb_load(ebb_engine* handle, const char* path, ebb_loaded* loaded) {
-  return Call([&]() -> absl::Status {
-    EBB_ASSIGN_OR_RETURN(ebb_engine* const engine, ebb::c::LiveHandle(handle));
+  return CallLive(handle, [&](ebb_engine& engine) -> absl::Status {
     if (path == nullptr) return absl::InvalidArgumentError("the path is null");
     if (loaded != nullptr) {
       EBB_RETURN_IF_ERROR(ebb::c::CheckRoom(loaded, "ebb_loaded"));
     }
     EBB_ASSIGN_OR_RETURN(const ebb::LoadedCheckpoint found,
-                         ebb::LoadCheckpoint(*engine->engine, path, {.advice = ""}));
-    engine->trainer = ebb::c::BytesIn(found.trainer, ebb::c::kTrainer);
-    engine->of_this_rank = ebb::c::BytesIn(found.of_this_rank, ebb::c::kOfThisRank);
-    engine->buffers = ebb::c::BytesIn(
+                         ebb::LoadCheckpoint(*engine.engine, path, {.advice = ""}));
+    engine.trainer = ebb::c::BytesIn(found.trainer, ebb::c::kTrainer);
+    engine.of_this_rank = ebb::c::BytesIn(found.of_this_rank, ebb::c::kOfThisRank);
+    engine.buffers = ebb::c::BytesIn(
         found.of_this_rank.contains(ebb::c::kBuffers) ? found.of_this_rank : found.trainer,
         ebb::c::kBuffers);
     if (loaded == nullptr) return absl::OkStatus();
     return ebb::c::Give({.struct_size = 0,
                          .ranks = found.ranks,
                          .step = found.state.finished_steps,
-                         .trainer = engine->trainer.data(),
-                         .trainer_bytes = static_cast<int64_t>(engine->trainer.size()),
-                         .of_this_rank = engine->of_this_rank.data(),
-                         .of_this_rank_bytes = static_cast<int64_t>(engine->of_this_rank.size()),
-                         .buffers = engine->buffers.data(),
-                         .buffers_bytes = static_cast<int64_t>(engine->buffers.size())},
+                         .trainer = engine.trainer.data(),
+                         .trainer_bytes = static_cast<int64_t>(engine.trainer.size()),
+                         .of_this_rank = engine.of_this_rank.data(),
+                         .of_this_rank_bytes = static_cast<int64_t>(engine.of_this_rank.size()),
+                         .buffers = engine.buffers.data(),
+                         .buffers_bytes = static_cast<int64_t>(engine.buffers.size())},
                         loaded, "ebb_loaded");
   });
 }
 
 int32_t ebb_memory(ebb_engine* handle, ebb_memory_row* rows, int32_t capacity, int32_t* count) {
-  return Call([&]() -> absl::Status {
-    EBB_ASSIGN_OR_RETURN(ebb::Engine* const engine, ebb::c::Live(handle));
-    return ebb::c::GiveRows(ebb::c::RowsOf(engine->memory()), rows, capacity, count);
+  return CallEngine(handle, [&](ebb::Engine& engine) -> absl::Status {
+    return ebb::c::GiveRows(ebb::c::RowsOf(engine.memory()), rows, capacity, count);
   });
 }
 
 int32_t ebb_traffic(ebb_engine* handle, ebb_traffic_row* rows, int32_t capacity, int32_t* count) {
-  return Call([&]() -> absl::Status {
-    EBB_ASSIGN_OR_RETURN(ebb::Engine* const engine, ebb::c::Live(handle));
+  return CallEngine(handle, [&](ebb::Engine& engine) -> absl::Status {
     std::vector<ebb_traffic_row> given;
-    for (const ebb::TrafficRow& row : engine->traffic()) {
+    for (const ebb::TrafficRow& row : engine.traffic()) {
       given.push_back({.state = static_cast<int32_t>(row.state),
                        .tier = static_cast<int32_t>(row.tier),
                        .direction = static_cast<int32_t>(row.direction),
@@ -180,10 +166,9 @@ int32_t ebb_traffic(ebb_engine* handle, ebb_traffic_row* rows, int32_t capacity,
 
 int32_t ebb_communication(ebb_engine* handle, ebb_communication_row* rows, int32_t capacity,
                           int32_t* count) {
-  return Call([&]() -> absl::Status {
-    EBB_ASSIGN_OR_RETURN(ebb::Engine* const engine, ebb::c::Live(handle));
+  return CallEngine(handle, [&](ebb::Engine& engine) -> absl::Status {
     std::vector<ebb_communication_row> given;
-    for (const ebb::CommunicationRow& row : engine->communication()) {
+    for (const ebb::CommunicationRow& row : engine.communication()) {
       ebb_communication_row& to = given.emplace_back();
       row.operation.copy(to.operation, sizeof to.operation - 1);
       to.predicted = row.predicted_bytes;

@@ -23,10 +23,13 @@ absl::StatusOr<std::vector<GroupRates>> RatesOf(const ebb_group_options* groups,
   return rates;
 }
 
-absl::StatusOr<ebb_engine*> WithStep(ebb_engine* handle) {
-  EBB_ASSIGN_OR_RETURN(ebb_engine* const engine, LiveHandle(handle));
-  if (!engine->step) return absl::FailedPreconditionError("no step is open: call ebb_step_begin");
-  return engine;
+// CallLive for a `body` of the open step.
+template <class Body>
+int32_t CallInStep(ebb_engine* handle, Body&& body) noexcept {
+  return CallLive(handle, [&](ebb_engine& engine) -> absl::Status {
+    if (!engine.step) return absl::FailedPreconditionError("no step is open: call ebb_step_begin");
+    return body(engine);
+  });
 }
 
 ebb_engine::OpenScope* Find(ebb_engine& engine, int64_t id) {
@@ -49,12 +52,13 @@ absl::Status NoScope(int64_t id) {
 }  // namespace
 }  // namespace ebb::c
 
-using ebb::c::Call;
+using ebb::c::CallEngine;
+using ebb::c::CallInStep;
+using ebb::c::CallLive;
 
 int32_t ebb_step_begin(ebb_engine* handle, const ebb_step_options* given) {
-  return Call([&]() -> absl::Status {
-    EBB_ASSIGN_OR_RETURN(ebb_engine* const engine, ebb::c::LiveHandle(handle));
-    if (engine->step) return absl::FailedPreconditionError("a step is open: finish or drop it");
+  return CallLive(handle, [&](ebb_engine& engine) -> absl::Status {
+    if (engine.step) return absl::FailedPreconditionError("a step is open: finish or drop it");
     EBB_ASSIGN_OR_RETURN(const ebb_step_options options,
                          ebb::c::Taken(given, ebb_step_options{}, "ebb_step_options"));
     ebb::StepOptions with;
@@ -65,68 +69,65 @@ int32_t ebb_step_begin(ebb_engine* handle, const ebb_step_options* given) {
     with.rates_at_finish = options.rates_at_finish != 0;
     with.hold_updates = options.hold_updates != 0;
     with.may_leave_out = options.may_leave_out != 0;
-    engine->step = engine->engine->BeginStep(std::move(with));
+    engine.step = engine.engine->BeginStep(std::move(with));
     return absl::OkStatus();
   });
 }
 
 int32_t ebb_scope_open(ebb_engine* handle, int32_t kind, int32_t unit, int64_t* scope) {
-  return Call([&]() -> absl::Status {
-    EBB_ASSIGN_OR_RETURN(ebb_engine* const engine, ebb::c::LiveHandle(handle));
+  return CallLive(handle, [&](ebb_engine& engine) -> absl::Status {
     if (scope == nullptr) return absl::InvalidArgumentError("the pointer to the scope is null");
-    const int32_t units = ebb::c::UnitsOfCaller(engine->engine->model());
+    const int32_t units = ebb::c::UnitsOfCaller(engine.engine->model());
     if (unit < 0 || unit >= units) {
       return absl::InvalidArgumentError(
           absl::StrCat("unit ", unit, " is not of the model, which has ", units));
     }
     const ebb::UnitId id{unit};
     ebb_engine::Scope opened;
-    if (engine->evaluation) {
+    if (engine.evaluation) {
       if (kind != EBB_FORWARD)
         return absl::FailedPreconditionError(
             "an evaluation is open, which has forward scopes only");
-      opened = engine->evaluation->Forward(id);
-    } else if (!engine->step) {
+      opened = engine.evaluation->Forward(id);
+    } else if (!engine.step) {
       return absl::FailedPreconditionError(
           "neither a step nor an evaluation is open: call ebb_step_begin or ebb_evaluation_begin");
     } else if (kind == EBB_FORWARD) {
-      opened = engine->step->Forward(id);
+      opened = engine.step->Forward(id);
     } else if (kind == EBB_BACKWARD) {
-      opened = engine->step->Backward(id);
+      opened = engine.step->Backward(id);
     } else if (kind == EBB_RECOMPUTE) {
-      opened = engine->step->Recompute(id);
+      opened = engine.step->Recompute(id);
     } else {
       return absl::InvalidArgumentError(absl::StrCat("there is no kind ", kind, " of scopes"));
     }
-    *scope = ++engine->last_scope;
-    engine->scopes.push_back({*scope, id, std::move(opened)});
+    *scope = ++engine.last_scope;
+    engine.scopes.push_back({*scope, id, std::move(opened)});
     return absl::OkStatus();
   });
 }
 
 int32_t ebb_scope_close(ebb_engine* handle, int64_t scope) {
-  return Call([&]() -> absl::Status {
-    EBB_ASSIGN_OR_RETURN(ebb_engine* const engine, ebb::c::LiveHandle(handle));
-    ebb_engine::OpenScope* const open = ebb::c::Find(*engine, scope);
+  return CallLive(handle, [&](ebb_engine& engine) -> absl::Status {
+    ebb_engine::OpenScope* const open = ebb::c::Find(engine, scope);
     if (open == nullptr) return ebb::c::NoScope(scope);
     std::visit([](auto& closes) { closes.Close(); }, open->scope);
-    engine->scopes.erase(engine->scopes.begin() + (open - engine->scopes.data()));
+    engine.scopes.erase(engine.scopes.begin() + (open - engine.scopes.data()));
     return absl::OkStatus();
   });
 }
 
 int32_t ebb_scope_gradients(ebb_engine* handle, int64_t scope, const int32_t* parameters,
                             int32_t count, ebb_gradient* gradients) {
-  return Call([&]() -> absl::Status {
-    EBB_ASSIGN_OR_RETURN(ebb_engine* const engine, ebb::c::WithStep(handle));
-    ebb_engine::OpenScope* const open = ebb::c::Find(*engine, scope);
+  return CallInStep(handle, [&](ebb_engine& engine) -> absl::Status {
+    ebb_engine::OpenScope* const open = ebb::c::Find(engine, scope);
     if (open == nullptr) return ebb::c::NoScope(scope);
     auto* const backward = std::get_if<ebb::BackwardScope>(&open->scope);
     if (backward == nullptr)
       return absl::FailedPreconditionError("only a backward scope has gradients");
     if (count < 0 || (count > 0 && (parameters == nullptr || gradients == nullptr)))
       return absl::InvalidArgumentError(absl::StrCat("gradients of ", count, " parameters"));
-    const ebb::ModelSpec& model = engine->engine->model();
+    const ebb::ModelSpec& model = engine.engine->model();
     const std::vector<ebb::ParameterId> own = ebb::WithParts(model, open->unit);
     std::vector<ebb::ParameterId> of;
     for (int32_t i = 0; i < count; ++i) {
@@ -159,14 +160,13 @@ int32_t ebb_scope_gradients(ebb_engine* handle, int64_t scope, const int32_t* pa
 }
 
 int32_t ebb_add_loss(ebb_engine* handle, const void* device_scalar) {
-  return Call([&]() -> absl::Status {
-    EBB_ASSIGN_OR_RETURN(ebb_engine* const engine, ebb::c::LiveHandle(handle));
+  return CallLive(handle, [&](ebb_engine& engine) -> absl::Status {
     if (device_scalar == nullptr) return absl::InvalidArgumentError("the loss is null");
     const ebb::TensorView loss = {.data = device_scalar};
-    if (engine->evaluation) {
-      engine->evaluation->AddLoss(loss);
-    } else if (engine->step) {
-      engine->step->AddLoss(loss);
+    if (engine.evaluation) {
+      engine.evaluation->AddLoss(loss);
+    } else if (engine.step) {
+      engine.step->AddLoss(loss);
     } else {
       return absl::FailedPreconditionError("neither a step nor an evaluation is open");
     }
@@ -175,52 +175,45 @@ int32_t ebb_add_loss(ebb_engine* handle, const void* device_scalar) {
 }
 
 int32_t ebb_step_loss_scale(ebb_engine* handle, float* host, const void** device) {
-  return Call([&]() -> absl::Status {
-    EBB_ASSIGN_OR_RETURN(ebb_engine* const engine, ebb::c::WithStep(handle));
-    if (host != nullptr) *host = engine->step->loss_scale();
-    if (device != nullptr) *device = engine->step->device_loss_scale().data;
+  return CallInStep(handle, [&](ebb_engine& engine) -> absl::Status {
+    if (host != nullptr) *host = engine.step->loss_scale();
+    if (device != nullptr) *device = engine.step->device_loss_scale().data;
     return absl::OkStatus();
   });
 }
 
 int32_t ebb_step_reduce(ebb_engine* handle) {
-  return Call([&]() -> absl::Status {
-    EBB_ASSIGN_OR_RETURN(ebb_engine* const engine, ebb::c::WithStep(handle));
-    engine->scopes.clear();
-    return engine->step->Reduce();
+  return CallInStep(handle, [&](ebb_engine& engine) -> absl::Status {
+    engine.scopes.clear();
+    return engine.step->Reduce();
   });
 }
 
 int32_t ebb_step_finish(ebb_engine* handle, const ebb_finish_options* given) {
-  return Call([&]() -> absl::Status {
-    EBB_ASSIGN_OR_RETURN(ebb_engine* const engine, ebb::c::WithStep(handle));
+  return CallInStep(handle, [&](ebb_engine& engine) -> absl::Status {
     EBB_ASSIGN_OR_RETURN(const ebb_finish_options options,
                          ebb::c::Taken(given, ebb_finish_options{}, "ebb_finish_options"));
     ebb::FinishOptions with;
     EBB_ASSIGN_OR_RETURN(with.rates, ebb::c::RatesOf(options.groups, options.group_count));
     if (options.gradient_scale != 0) with.gradient_scale = options.gradient_scale;
     if (options.error != nullptr) with.error = absl::FailedPreconditionError(options.error);
-    engine->scopes.clear();
-    absl::Status status = engine->step->Finish(with);
-    engine->step.reset();
+    engine.scopes.clear();
+    absl::Status status = engine.step->Finish(with);
+    engine.step.reset();
     return status;
   });
 }
 
 int32_t ebb_step_drop(ebb_engine* handle) {
-  return Call([&]() -> absl::Status {
-    EBB_ASSIGN_OR_RETURN(ebb_engine* const engine, ebb::c::LiveHandle(handle));
-    engine->scopes.clear();
-    engine->evaluation.reset();
-    engine->step.reset();
+  return CallLive(handle, [&](ebb_engine& engine) -> absl::Status {
+    engine.DropSteps();
     return absl::OkStatus();
   });
 }
 
 int32_t ebb_step_report(ebb_engine* handle, ebb_report* report) {
-  return Call([&]() -> absl::Status {
-    EBB_ASSIGN_OR_RETURN(ebb::Engine* const engine, ebb::c::Live(handle));
-    EBB_ASSIGN_OR_RETURN(const ebb::StepReport of, engine->Report());
+  return CallEngine(handle, [&](ebb::Engine& engine) -> absl::Status {
+    EBB_ASSIGN_OR_RETURN(const ebb::StepReport of, engine.Report());
     return ebb::c::Give({.struct_size = 0,
                          .applied = of.applied,
                          .step = of.step,
@@ -234,10 +227,9 @@ int32_t ebb_step_report(ebb_engine* handle, ebb_report* report) {
 }
 
 int32_t ebb_scheduled_rate(ebb_engine* handle, const char* name, double* rate) {
-  return Call([&]() -> absl::Status {
-    EBB_ASSIGN_OR_RETURN(ebb::Engine* const engine, ebb::c::Live(handle));
+  return CallEngine(handle, [&](ebb::Engine& engine) -> absl::Status {
     if (rate == nullptr) return absl::InvalidArgumentError("the pointer to the rate is null");
-    const ebb::Config& config = engine->config();
+    const ebb::Config& config = engine.config();
     ebb::ParameterGroupConfig group;
     if (const std::string of = ebb::c::TextOr(name, ""); !of.empty()) {
       const auto found = config.ebb.parameter_groups.find(of);
@@ -247,7 +239,7 @@ int32_t ebb_scheduled_rate(ebb_engine* handle, const char* name, double* rate) {
       }
       group = found->second;
     }
-    EBB_ASSIGN_OR_RETURN(const ebb::TrainingState state, engine->training_state());
+    EBB_ASSIGN_OR_RETURN(const ebb::TrainingState state, engine.training_state());
     const double base = group.optimizer.value_or(config.optimizer).learning_rate;
     const double scheduled =
         ebb::optim::RatesAt(config.scheduler, base, state.applied_steps).learning_rate;
@@ -257,24 +249,22 @@ int32_t ebb_scheduled_rate(ebb_engine* handle, const char* name, double* rate) {
 }
 
 int32_t ebb_evaluation_begin(ebb_engine* handle) {
-  return Call([&]() -> absl::Status {
-    EBB_ASSIGN_OR_RETURN(ebb_engine* const engine, ebb::c::LiveHandle(handle));
-    if (engine->evaluation)
+  return CallLive(handle, [&](ebb_engine& engine) -> absl::Status {
+    if (engine.evaluation)
       return absl::FailedPreconditionError("an evaluation is open: ebb_evaluation_finish");
-    engine->evaluation = engine->engine->BeginEvaluation();
+    engine.evaluation = engine.engine->BeginEvaluation();
     return absl::OkStatus();
   });
 }
 
 int32_t ebb_evaluation_finish(ebb_engine* handle, double* loss) {
-  return Call([&]() -> absl::Status {
-    EBB_ASSIGN_OR_RETURN(ebb_engine* const engine, ebb::c::LiveHandle(handle));
-    if (!engine->evaluation) return absl::FailedPreconditionError("no evaluation is open");
-    std::erase_if(engine->scopes, [](const ebb_engine::OpenScope& scope) {
+  return CallLive(handle, [&](ebb_engine& engine) -> absl::Status {
+    if (!engine.evaluation) return absl::FailedPreconditionError("no evaluation is open");
+    std::erase_if(engine.scopes, [](const ebb_engine::OpenScope& scope) {
       return std::holds_alternative<ebb::ForwardScope>(scope.scope);
     });
-    absl::StatusOr<double> mean = engine->evaluation->Finish();
-    engine->evaluation.reset();
+    absl::StatusOr<double> mean = engine.evaluation->Finish();
+    engine.evaluation.reset();
     EBB_RETURN_IF_ERROR(mean.status());
     if (loss != nullptr) *loss = *mean;
     return absl::OkStatus();

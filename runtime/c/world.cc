@@ -25,33 +25,27 @@ bool Handles::Remove(const void* handle) {
   const std::lock_guard lock(mutex_);
   return live_.erase(handle) > 0;
 }
-bool Handles::Has(const void* handle) const {
+absl::Status Handles::Check(const void* handle) const {
+  const std::string kind(kind_);
+  if (handle == nullptr) return absl::InvalidArgumentError(absl::StrCat("the ", kind, " is null"));
   const std::lock_guard lock(mutex_);
-  return live_.contains(handle);
+  if (live_.contains(handle)) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("there is no such ", kind, ": the handle is unknown, or destroyed"));
 }
 
 // Never destroyed: a thread of the caller's may still ask while the process ends.
 Handles& Worlds() {
-  static Handles& handles = *new Handles;
+  static Handles& handles = *new Handles("world");
   return handles;
 }
 Handles& Models() {
-  static Handles& handles = *new Handles;
+  static Handles& handles = *new Handles("model");
   return handles;
 }
 Handles& Engines() {
-  static Handles& handles = *new Handles;
+  static Handles& handles = *new Handles("engine");
   return handles;
-}
-
-absl::Status CheckHandle(const Handles& handles, const void* handle, std::string_view kind) {
-  if (handle == nullptr)
-    return absl::InvalidArgumentError(absl::StrCat("the ", std::string(kind), " is null"));
-  if (!handles.Has(handle)) {
-    return absl::InvalidArgumentError(absl::StrCat("there is no such ", std::string(kind),
-                                                   ": the handle is unknown, or destroyed"));
-  }
-  return absl::OkStatus();
 }
 
 absl::Status GiveText(std::string_view text, char* to, size_t capacity, size_t* needed) {
@@ -135,7 +129,7 @@ void ebb_world_close(ebb_world* world) {
 
 int32_t ebb_world_describe(const ebb_world* world, ebb_world_facts* facts) {
   return Call([&]() -> absl::Status {
-    EBB_RETURN_IF_ERROR(ebb::c::CheckHandle(ebb::c::Worlds(), world, "world"));
+    EBB_RETURN_IF_ERROR(ebb::c::Worlds().Check(world));
     const ebb::World& of = world->world;
     return ebb::c::Give({.struct_size = 0,
                          .rank = of.rank(),
@@ -148,7 +142,7 @@ int32_t ebb_world_describe(const ebb_world* world, ebb_world_facts* facts) {
 
 int32_t ebb_world_fail(ebb_world* world, const char* why) {
   return Call([&]() -> absl::Status {
-    EBB_RETURN_IF_ERROR(ebb::c::CheckHandle(ebb::c::Worlds(), world, "world"));
+    EBB_RETURN_IF_ERROR(ebb::c::Worlds().Check(world));
     world->world.Fail(absl::AbortedError(ebb::c::TextOr(why, "a rank has given up")));
     return absl::OkStatus();
   });

@@ -11,7 +11,6 @@
 #include "ebb/runtime/checkpoint/rank_file.h"
 #include "ebb/runtime/checkpoint/stored_values.h"
 #include "ebb/runtime/checkpoint/tensor_source.h"
-#include "ebb/runtime/config/message.h"
 #include "ebb/runtime/config/status_macros.h"
 
 namespace ebb {
@@ -21,10 +20,7 @@ class CheckpointSource : public TensorSource {
  public:
   CheckpointSource(std::string path, const Manifest& manifest, StoredValues values)
       : values_(std::move(values)) {
-    description_ = {.kind = "checkpoint of Ebb",
-                    .path = std::move(path),
-                    .state = manifest.state,
-                    .model_config = ""};
+    description_ = {.kind = "checkpoint of Ebb", .path = std::move(path), .state = manifest.state};
     const auto config = manifest.trainer.find(kModelConfigName);
     if (config != manifest.trainer.end()) description_.model_config = config->second;
     for (const Manifest::Parameter& parameter : manifest.parameters) {
@@ -68,8 +64,7 @@ absl::Status Declare(const TensorSource& source, Manifest& manifest,
     if (IsEmptyBuffer(tensor)) continue;
     if (tensor.elements() < 1)
       return refuse("has no elements, but a parameter of a checkpoint needs some");
-    if (!config::IsUtf8(tensor.name) || tensor.name.empty())
-      return refuse("has a name that is not UTF-8");
+    if (!MayBeParameter(tensor.name)) return refuse("has a name that is not UTF-8");
     // Bytes are copied unchanged. All numbers are fp32, because files do not say which of them are
     // frozen.
     const bool is_bytes = tensor.dtype == DType::kInt8;
@@ -77,17 +72,12 @@ absl::Status Declare(const TensorSource& source, Manifest& manifest,
     if (tensor.state.empty()) {
       if (!parameter_of.emplace(tensor.name, manifest.parameters.size()).second)
         return refuse("is there twice");
-      manifest.parameters.push_back({.name = tensor.name,
-                                     .shape = tensor.shape,
-                                     .trainable = !is_bytes,
-                                     .group = "",
-                                     .dtype = dtype,
-                                     .states = {}});
+      manifest.parameters.push_back(
+          {.name = tensor.name, .shape = tensor.shape, .trainable = !is_bytes, .dtype = dtype});
     } else {
       const auto parameter = parameter_of.find(tensor.name);
       if (parameter == parameter_of.end()) return refuse("is a state without a parameter");
-      if (!config::IsUtf8(tensor.state) || tensor.state.find('/') != std::string::npos ||
-          tensor.state == kMasterClass || tensor.state == kParameterClass)
+      if (!MayBeState(tensor.state))
         return refuse("has a name that a checkpoint uses itself, or cannot store");
       manifest.parameters[parameter->second].states.push_back(tensor.state);
     }
@@ -105,12 +95,7 @@ absl::Status Declare(const TensorSource& source, Manifest& manifest,
 
 absl::StatusOr<std::string> ImportInto(TensorSource& source, const std::string& folder,
                                        absl::FunctionRef<void(int64_t elements)> progress) {
-  Manifest manifest{.state = source.description().state,
-                    .run = {},
-                    .config = "{}",
-                    .parameters = {},
-                    .files = {},
-                    .trainer = {}};
+  Manifest manifest{.state = source.description().state, .config = "{}"};
   if (!source.description().model_config.empty())
     manifest.trainer[kModelConfigName] = source.description().model_config;
   std::vector<RankFileWriter::Slice> slices;
@@ -124,11 +109,7 @@ absl::StatusOr<std::string> ImportInto(TensorSource& source, const std::string& 
     return file.Append(values);
   }));
   EBB_RETURN_IF_ERROR(file.Finish());
-  EBB_ASSIGN_OR_RETURN(RankFileHeader written, ReadRankFileHeader(path));
-  manifest.files.push_back(std::move(written.entry));
-  EBB_RETURN_IF_ERROR(
-      ReplaceFile(absl::StrCat(checkpoint.path(), "/", kManifestName), ToText(manifest)));
-  return checkpoint.Commit(/*keep=*/0);
+  return checkpoint.Commit(std::move(manifest), /*ranks=*/1, /*keep=*/0);
 }
 
 }  // namespace

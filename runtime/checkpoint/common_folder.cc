@@ -4,12 +4,10 @@
 #include <unistd.h>
 
 #include <filesystem>
-#include <random>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "ebb/offload/file_handle.h"
 #include "ebb/runtime/checkpoint/file_access.h"
 #include "ebb/runtime/checkpoint/folder.h"
@@ -30,8 +28,7 @@ class SoughtFile {
   SoughtFile& operator=(const SoughtFile&) = delete;
 
   absl::Status Create() {
-    std::random_device random;
-    std::string name = absl::StrFormat("%s%08x%08x", kSought, random(), random());
+    std::string name = absl::StrCat(kSought, RandomName());
     EBB_RETURN_IF_ERROR(CreateFile(absl::StrCat(folder_, "/", name)).status());
     name_ = std::move(name);
     return absl::OkStatus();

@@ -8,8 +8,10 @@
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
+#include <random>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "ebb/runtime/config/status_macros.h"
 
 namespace ebb {
@@ -66,6 +68,21 @@ std::string TargetOf(const std::string& path) {
   if (!std::filesystem::is_symlink(path, error)) return path;
   const std::string target = std::filesystem::canonical(path, error).string();
   return error ? path : target;
+}
+
+absl::StatusOr<std::vector<std::string>> NamesIn(const std::string& folder) {
+  std::vector<std::string> names;
+  std::error_code error;
+  for (std::filesystem::directory_iterator entry(folder, error), end; !error && entry != end;
+       entry.increment(error))
+    names.push_back(entry->path().filename().string());
+  if (error) return FileError("listing", folder, error.value());
+  return names;
+}
+
+std::string RandomName() {
+  std::random_device random;
+  return absl::StrFormat("%08x%08x", random(), random());
 }
 
 absl::StatusOr<FileHandle> CreateFile(const std::string& path) {

@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -24,6 +25,10 @@ absl::StatusOr<FileHandle> OpenToRead(const std::string& path);
 // The target of a link, because files in Hugging Face's cache are links. Any other path is returned
 // unchanged.
 std::string TargetOf(const std::string& path);
+// The names of a folder's entries, in no order.
+absl::StatusOr<std::vector<std::string>> NamesIn(const std::string& folder);
+// A name that no other process makes: 16 random hexadecimal digits.
+std::string RandomName();
 // Creates a file. An existing file is an error, because it belongs to another process.
 absl::StatusOr<FileHandle> CreateFile(const std::string& path);
 absl::StatusOr<int64_t> BytesOfRegularFile(int descriptor, std::string_view path);

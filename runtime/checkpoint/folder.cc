@@ -8,7 +8,6 @@
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
-#include <random>
 #include <system_error>
 #include <utility>
 
@@ -70,16 +69,10 @@ absl::Status RemoveCheckpoint(const std::string& folder, const std::string& name
 
 // Removes what killed runs have left.
 absl::Status RemoveRests(const std::string& folder) {
-  std::error_code error;
-  std::vector<std::string> rests;
-  for (std::filesystem::directory_iterator entry(folder, error), end; !error && entry != end;
-       entry.increment(error)) {
-    const std::string name = entry->path().filename().string();
+  EBB_ASSIGN_OR_RETURN(const std::vector<std::string> names, NamesIn(folder));
+  for (const std::string& name : names)
     if (name.starts_with(kSaving) || name.starts_with(kRemoving))
-      rests.push_back(entry->path().string());
-  }
-  if (error) return FileError("listing", folder, error.value());
-  for (const std::string& rest : rests) EBB_RETURN_IF_ERROR(Remove(rest));
+      EBB_RETURN_IF_ERROR(Remove(absl::StrCat(folder, "/", name)));
   return absl::OkStatus();
 }
 
@@ -128,11 +121,6 @@ constexpr char kAfterUnnamed = '+';
 // and that folder.
 constexpr char kBetween[] = "\n";
 
-std::string NewRunName() {
-  std::random_device random;
-  return absl::StrFormat("%08x%08x", random(), random());
-}
-
 // If the run was loaded from an unnamed checkpoint of an older version, unnamed checkpoints up to
 // that step are its own. An import, which has no configuration, is not.
 bool IsOwn(const Manifest& manifest, const std::string& run) {
@@ -157,9 +145,8 @@ absl::Status MakeSaveFolder(const std::string& folder) {
 
 void RemoveEmptyFolder(const std::string& folder) {
   absl::StatusOr<std::shared_ptr<FolderLock>> lock = FolderLock::Take(folder);
-  std::error_code error;
-  const auto files = std::filesystem::directory_iterator(folder, error);
-  if (!lock.ok() || error || std::distance(begin(files), end(files)) != 1) return;
+  const absl::StatusOr<std::vector<std::string>> files = NamesIn(folder);
+  if (!lock.ok() || !files.ok() || files->size() != 1) return;
   (*lock)->Remove();
   rmdir(folder.c_str());
 }
@@ -168,16 +155,16 @@ std::string RunOfLoaded(const Manifest& manifest, const std::string& checkpoint,
                         const std::string& last_save) {
   std::string name = manifest.run;
   if (name.empty())
-    name = absl::StrCat(NewRunName(), std::string(1, kAfterUnnamed), manifest.state.finished_steps);
-  if (absl::StrContains(name, kBetween)) name = NewRunName();  // no run of ours had it
+    name = absl::StrCat(RandomName(), std::string(1, kAfterUnnamed), manifest.state.finished_steps);
+  if (absl::StrContains(name, kBetween)) name = RandomName();  // no run of ours had it
   // The checkpoint may be removed before the first save.
   std::error_code error;
   const std::string folder = std::filesystem::canonical(checkpoint + "/..", error).string();
-  return absl::StrCat(name, kBetween, NewRunName(), kBetween, last_save, kBetween, folder);
+  return absl::StrCat(name, kBetween, RandomName(), kBetween, last_save, kBetween, folder);
 }
 
 absl::StatusOr<std::string> RunIn(const std::string& folder, std::string& run) {
-  if (run.empty()) return run = NewRunName();
+  if (run.empty()) return run = RandomName();
   std::vector<std::string> parts = absl::StrSplit(run, absl::MaxSplits(kBetween, /*limit=*/3));
   if (parts.size() == 1) return run;
   std::error_code error;
@@ -209,16 +196,12 @@ std::string CheckpointName(int64_t step) {
 }
 
 absl::StatusOr<std::vector<std::string>> CheckpointsIn(const std::string& folder) {
-  std::vector<std::string> names;
-  std::error_code error;
-  for (std::filesystem::directory_iterator entry(folder, error), end; !error && entry != end;
-       entry.increment(error)) {
-    const std::string name = entry->path().filename().string();
-    if (IsCheckpointName(name) &&
-        entry->symlink_status(error).type() == std::filesystem::file_type::directory)
-      names.push_back(name);
-  }
-  if (error) return FileError("listing", folder, error.value());
+  EBB_ASSIGN_OR_RETURN(std::vector<std::string> names, NamesIn(folder));
+  std::erase_if(names, [&](const std::string& name) {
+    std::error_code error;
+    return !IsCheckpointName(name) ||
+           !is_directory(std::filesystem::symlink_status(absl::StrCat(folder, "/", name), error));
+  });
   std::sort(names.begin(), names.end(), Newer);
   return names;
 }
@@ -235,7 +218,7 @@ absl::StatusOr<Manifest> CheckWhole(const std::string& checkpoint, Share share) 
 }
 
 absl::StatusOr<std::vector<std::string>> CandidatesIn(const std::string& path) {
-  if (IsThere(absl::StrCat(path, "/", kManifestName))) return std::vector<std::string>{path};
+  if (HasManifest(path)) return std::vector<std::string>{path};
   absl::StatusOr<std::vector<std::string>> listed = CheckpointsIn(path);
   if (absl::IsNotFound(listed.status()))
     return absl::NotFoundError(absl::StrCat("there is no folder '", path, "'"));
@@ -335,7 +318,29 @@ absl::Status NewCheckpoint::Name(const std::string& path) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::string> NewCheckpoint::Commit(int keep, std::span<const std::string> damaged) {
+absl::Status NewCheckpoint::WriteManifest(Manifest manifest, int ranks) const {
+  for (int rank = 0; rank < ranks; ++rank) {
+    EBB_ASSIGN_OR_RETURN(RankFileHeader written,
+                         ReadRankFileHeader(absl::StrCat(path_, "/", RankFileName(rank, ranks))));
+    manifest.files.push_back(std::move(written.entry));
+  }
+  const std::string path = absl::StrCat(path_, "/", kManifestName);
+  std::string text = ToText(manifest);
+  if (std::ssize(text) > kManifestBytesMax) {
+    // Checksums of slices may be missing, because the checksums of headers include them.
+    for (Manifest::File& file : manifest.files) file.slice_checksums.clear();
+    text = ToText(manifest);
+  }
+  if (std::ssize(text) > kManifestBytesMax)
+    return absl::ResourceExhaustedError(
+        absl::StrCat("'", path, "' would have ", text.size(), " bytes, more than the ",
+                     kManifestBytesMax, " that a reader takes: save less in SaveOptions::trainer"));
+  return ReplaceFile(path, text);
+}
+
+absl::StatusOr<std::string> NewCheckpoint::Commit(Manifest manifest, int ranks, int keep,
+                                                  std::span<const std::string> damaged) {
+  EBB_RETURN_IF_ERROR(WriteManifest(std::move(manifest), ranks));
   const std::string name = CheckpointName(step_), path = absl::StrCat(folder_, "/", name);
   EBB_RETURN_IF_ERROR(SyncFolder(path_));
   EBB_RETURN_IF_ERROR(lock_->Sync());

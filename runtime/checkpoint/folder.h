@@ -85,15 +85,18 @@ class NewCheckpoint {
   ~NewCheckpoint();
 
   const std::string& path() const { return path_; }
-  // Call it when all files are on the disk. It gives the checkpoint its name, in place of one of
-  // the same step, and points `latest` to it. The `keep` whole checkpoints that this run saved last
+  // Call it when the files of all ranks are on the disk. It adds them to the manifest, which it
+  // writes. It gives the checkpoint its name, in place of one of the same step, and points `latest`
+  // to it. The `keep` whole checkpoints that this run saved last
   // stay (0: all), and so do those of other runs. `damaged`: checkpoints of which a load has found
   // that they are not whole. A failed removal is a warning.
-  absl::StatusOr<std::string> Commit(int keep, std::span<const std::string> damaged = {});
+  absl::StatusOr<std::string> Commit(Manifest manifest, int ranks, int keep,
+                                     std::span<const std::string> damaged = {});
 
  private:
   NewCheckpoint(std::string folder, int64_t step, std::string run,
                 std::shared_ptr<FolderLock> lock);
+  absl::Status WriteManifest(Manifest manifest, int ranks) const;
   absl::Status Name(const std::string& path);
   void RemoveOld(const std::string& name, int keep, std::span<const std::string> damaged) const;
 

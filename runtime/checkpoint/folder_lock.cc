@@ -8,12 +8,10 @@
 #include <cerrno>
 #include <map>
 #include <mutex>
-#include <random>
 #include <string_view>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "ebb/offload/file_handle.h"
 #include "ebb/runtime/checkpoint/file_access.h"
 #include "ebb/runtime/config/status_macros.h"
@@ -129,8 +127,7 @@ FolderLock::~FolderLock() {
 }
 
 absl::Status FolderLock::Sign() const {
-  std::random_device random;
-  return WriteText(file_, path_, absl::StrFormat("%08x%08x", random(), random()));
+  return WriteText(file_, path_, RandomName());
 }
 
 absl::Status FolderLock::Sync() const {

@@ -44,17 +44,9 @@ absl::Status CheckFit(const Engine& engine, const Manifest& manifest, const Load
     }
     const Manifest::Parameter& from = *found->second;
     saved.erase(found);
-    if (from.shape != parameter.shape) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          "parameter '", parameter.name, "' has the shape ", ShapeText(parameter.shape),
-          " in the model and ", ShapeText(from.shape), " in the checkpoint"));
-    }
-    if ((from.dtype == DType::kInt8) != (parameter.compute == DType::kInt8)) {
-      const auto kind = [](bool bytes) { return bytes ? "bytes" : "numbers"; };
-      return absl::FailedPreconditionError(absl::StrCat(
-          "parameter '", parameter.name, "' is ", kind(parameter.compute == DType::kInt8),
-          " in the model and ", kind(from.dtype == DType::kInt8), " in the checkpoint"));
-    }
+    if (const std::string why = Misfit(parameter, from.shape, from.dtype); !why.empty())
+      return absl::FailedPreconditionError(
+          absl::StrCat("the checkpoint does not fit: parameter ", why));
     if (!options.states) continue;
     const std::vector<std::string> states =
         engine.optimizer_states(ParameterId{static_cast<int32_t>(p)});
@@ -71,12 +63,8 @@ absl::Status CheckFit(const Engine& engine, const Manifest& manifest, const Load
     differences.push_back(absl::StrCat("it has '", name, "', which the model lacks"));
   }
   if (differences.empty()) return absl::OkStatus();
-  constexpr size_t kShown = 5;
-  std::string all = absl::StrCat("the checkpoint does not fit: ");
-  for (size_t i = 0; i < std::min(kShown, differences.size()); ++i)
-    absl::StrAppend(&all, i == 0 ? "" : "; ", differences[i]);
-  if (differences.size() > kShown)
-    absl::StrAppend(&all, "; and ", differences.size() - kShown, " differences more");
+  const std::string all =
+      absl::StrCat("the checkpoint does not fit: ", DifferencesText(differences));
   if (!options.partial)
     return absl::FailedPreconditionError(
         absl::StrCat(all, options.advice.empty() ? "" : ". ", options.advice));

@@ -26,18 +26,6 @@ constexpr std::string_view kChecksumField = "\"checksum\": \"";
 constexpr std::string_view kNoChecksum = "0000000000000000";
 constexpr int64_t kRanksMax = 1 << 20;
 
-std::string Hex(uint64_t value) {
-  return absl::StrFormat("%016x", value);
-}
-
-// Takes only digits as Hex writes them, so that each changed bit shows.
-std::optional<uint64_t> FromHex(std::string_view text) {
-  uint64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value, 16);
-  if (error != std::errc() || Hex(value) != text) return std::nullopt;
-  return value;
-}
-
 // Fields of untrusted objects. Keeps the first error.
 class Fields {
  public:
@@ -62,21 +50,25 @@ class Fields {
     Fail(absl::StrCat("\"", key, "\" is not a list"));
     return kEmpty;
   }
-  std::string Text(const Json& value, const char* key) {
+  std::string Text(const Json& object, const char* key) { return TextOf(At(object, key), key); }
+  int64_t Count(const Json& object, const char* key) { return CountOf(At(object, key), key); }
+  double Number(const Json& object, const char* key) {
+    const Json& value = At(object, key);
+    if (value.is_number()) return value.get<double>();
+    Fail(absl::StrCat("\"", key, "\" is not a number"));
+    return 0;
+  }
+  // Values that have no key of their own.
+  std::string TextOf(const Json& value, const char* key) {
     if (value.is_string()) return value.get<std::string>();
     Fail(absl::StrCat("\"", key, "\" is not a string"));
     return "";
   }
-  int64_t Count(const Json& value, const char* key) {
+  int64_t CountOf(const Json& value, const char* key) {
     if (value.is_number_unsigned() &&
         value.get<uint64_t>() <= static_cast<uint64_t>(std::numeric_limits<int64_t>::max()))
       return static_cast<int64_t>(value.get<uint64_t>());
     Fail(absl::StrCat("\"", key, "\" is not a count"));
-    return 0;
-  }
-  double Number(const Json& value, const char* key) {
-    if (value.is_number()) return value.get<double>();
-    Fail(absl::StrCat("\"", key, "\" is not a number"));
     return 0;
   }
 
@@ -89,10 +81,10 @@ std::vector<uint64_t> ParseSlices(Fields& fields, const Json& file) {
   constexpr const char* kKey = "slice_checksums";
   std::vector<uint64_t> slices;
   if (!file.is_object() || !file.contains(kKey)) return slices;
-  const std::string text = fields.Text(file[kKey], kKey);
+  const std::string text = fields.Text(file, kKey);
   for (size_t at = 0; at < text.size(); at += kNoChecksum.size()) {
     const std::optional<uint64_t> sum =
-        FromHex(std::string_view(text).substr(at, kNoChecksum.size()));
+        ParseChecksum(std::string_view(text).substr(at, kNoChecksum.size()));
     if (!sum) fields.Fail(absl::StrCat("\"", kKey, "\" is not 16 digits a slice"));
     slices.push_back(sum.value_or(0));
   }
@@ -107,11 +99,10 @@ DType ParseDType(Fields& fields, const std::string& name) {
 }
 
 Manifest::Parameter ParseParameter(Fields& fields, const Json& json) {
-  Manifest::Parameter parameter{
-      .name = fields.Text(fields.At(json, "name"), "name"), .shape = {}, .group = {}, .states = {}};
+  Manifest::Parameter parameter{.name = fields.Text(json, "name")};
   int64_t elements = 1;
   for (const Json& dimension : fields.List(json, "shape")) {
-    const int64_t size = fields.Count(dimension, "shape");
+    const int64_t size = fields.CountOf(dimension, "shape");
     if (size < 1 || __builtin_mul_overflow(elements, size, &elements) ||
         elements > int64_t{1} << 53)
       fields.Fail("a parameter has a shape that is not a list of sizes");
@@ -120,10 +111,10 @@ Manifest::Parameter ParseParameter(Fields& fields, const Json& json) {
   const Json& trainable = fields.At(json, "trainable");
   if (!trainable.is_boolean()) fields.Fail("\"trainable\" is neither true nor false");
   parameter.trainable = trainable.is_boolean() && trainable.get<bool>();
-  parameter.group = fields.Text(fields.At(json, "group"), "group");
-  parameter.dtype = ParseDType(fields, fields.Text(fields.At(json, "dtype"), "dtype"));
+  parameter.group = fields.Text(json, "group");
+  parameter.dtype = ParseDType(fields, fields.Text(json, "dtype"));
   for (const Json& state : fields.List(json, "states"))
-    parameter.states.push_back(fields.Text(state, "states"));
+    parameter.states.push_back(fields.TextOf(state, "states"));
   return parameter;
 }
 
@@ -138,6 +129,17 @@ absl::Status CheckVersion(const Json& json, const std::string& path) {
 }
 
 }  // namespace
+
+std::string ChecksumText(uint64_t checksum) {
+  return absl::StrFormat("%016x", checksum);
+}
+
+std::optional<uint64_t> ParseChecksum(std::string_view text) {
+  uint64_t checksum = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), checksum, 16);
+  if (error != std::errc() || ChecksumText(checksum) != text) return std::nullopt;
+  return checksum;
+}
 
 std::string ToText(const Manifest& manifest) {
   OrderedJson json;
@@ -159,9 +161,9 @@ std::string ToText(const Manifest& manifest) {
   OrderedJson& files = json["files"] = Json::array();
   for (const Manifest::File& file : manifest.files) {
     std::string slices;
-    for (const uint64_t checksum : file.slice_checksums) slices += Hex(checksum);
+    for (const uint64_t checksum : file.slice_checksums) slices += ChecksumText(checksum);
     files.push_back({{"bytes", file.bytes},
-                     {"header_checksum", Hex(file.header_checksum)},
+                     {"header_checksum", ChecksumText(file.header_checksum)},
                      {"slice_checksums", std::move(slices)}});
   }
   OrderedJson& parameters = json["parameters"] = Json::array();
@@ -176,7 +178,7 @@ std::string ToText(const Manifest& manifest) {
   json["config"] = manifest.config;
   std::string text =
       json.dump(1, ' ', /*ensure_ascii=*/false, OrderedJson::error_handler_t::replace) + "\n";
-  const std::string checksum = Hex(optim::Checksum(std::as_bytes(std::span(text))));
+  const std::string checksum = ChecksumText(optim::Checksum(std::as_bytes(std::span(text))));
   return text.replace(text.find(kChecksumField) + kChecksumField.size(), checksum.size(), checksum);
 }
 
@@ -190,7 +192,7 @@ absl::StatusOr<Manifest> ParseManifest(const std::string& text, const std::strin
   const std::optional<uint64_t> checksum =
       field == std::string::npos
           ? std::nullopt
-          : FromHex(std::string_view(text).substr(digits, kNoChecksum.size()));
+          : ParseChecksum(std::string_view(text).substr(digits, kNoChecksum.size()));
   if (!checksum) {
     fields.Fail("it has no checksum");
   } else {
@@ -205,38 +207,35 @@ absl::StatusOr<Manifest> ParseManifest(const std::string& text, const std::strin
   if (!parsed.ok()) fields.Fail(absl::StrCat("it ", parsed.status().message()));
   EBB_RETURN_IF_ERROR(fields.status());
   const Json& json = *parsed;
-  if (fields.Text(fields.At(json, "format"), "format") != kFormat) fields.Fail("another format");
-  fields.Count(fields.At(json, "version"), "version");
+  if (fields.Text(json, "format") != kFormat) fields.Fail("another format");
+  fields.Count(json, "version");
   EBB_RETURN_IF_ERROR(fields.status());
 
   Manifest manifest;
   const Json& state = fields.At(json, "training_state");
-  const auto count = [&](const Json& object, const char* key) {
-    return fields.Count(fields.At(object, key), key);
-  };
   const Json& scaler = fields.At(state, "loss_scaler");
-  manifest.state = {.finished_steps = count(state, "finished_steps"),
-                    .applied_steps = count(state, "applied_steps"),
-                    .skipped_steps = count(state, "skipped_steps"),
-                    .loss_scaler = {.scale = fields.Number(fields.At(scaler, "scale"), "scale"),
-                                    .clean_steps = count(scaler, "clean_steps"),
-                                    .hysteresis_left = count(scaler, "hysteresis_left")}};
+  manifest.state = {.finished_steps = fields.Count(state, "finished_steps"),
+                    .applied_steps = fields.Count(state, "applied_steps"),
+                    .skipped_steps = fields.Count(state, "skipped_steps"),
+                    .loss_scaler = {.scale = fields.Number(scaler, "scale"),
+                                    .clean_steps = fields.Count(scaler, "clean_steps"),
+                                    .hysteresis_left = fields.Count(scaler, "hysteresis_left")}};
   if (fields.status().ok())
     if (const absl::Status valid = Validate(manifest.state); !valid.ok())
       fields.Fail(valid.ToString());
-  if (json.contains("run")) manifest.run = fields.Text(json["run"], "run");
-  if (json.contains("reduction_group")) manifest.reduction_group = count(json, "reduction_group");
+  if (json.contains("run")) manifest.run = fields.Text(json, "run");
+  if (json.contains("reduction_group"))
+    manifest.reduction_group = fields.Count(json, "reduction_group");
   const Json& trainer = fields.At(json, "trainer");
   if (!trainer.is_object()) fields.Fail("\"trainer\" is not an object");
   for (const auto& [name, bytes] : trainer.items()) {
-    if (!absl::Base64Unescape(fields.Text(bytes, "trainer"), &manifest.trainer[name]))
+    if (!absl::Base64Unescape(fields.TextOf(bytes, "trainer"), &manifest.trainer[name]))
       fields.Fail("a value of the trainer is not in base64");
   }
   for (const Json& file : fields.List(json, "files")) {
-    const std::optional<uint64_t> header =
-        FromHex(fields.Text(fields.At(file, "header_checksum"), "header_checksum"));
+    const std::optional<uint64_t> header = ParseChecksum(fields.Text(file, "header_checksum"));
     if (!header) fields.Fail("\"header_checksum\" is not 16 digits");
-    manifest.files.push_back({.bytes = count(file, "bytes"),
+    manifest.files.push_back({.bytes = fields.Count(file, "bytes"),
                               .header_checksum = header.value_or(0),
                               .slice_checksums = ParseSlices(fields, file)});
   }
@@ -251,9 +250,13 @@ absl::StatusOr<Manifest> ParseManifest(const std::string& text, const std::strin
       fields.Fail("a parameter is named twice");
     if (!fields.status().ok()) break;
   }
-  manifest.config = fields.Text(fields.At(json, "config"), "config");
+  manifest.config = fields.Text(json, "config");
   EBB_RETURN_IF_ERROR(fields.status());
   return manifest;
+}
+
+bool HasManifest(const std::string& folder) {
+  return IsThere(folder + "/" + kManifestName);
 }
 
 absl::StatusOr<Manifest> ReadManifest(const std::string& folder) {

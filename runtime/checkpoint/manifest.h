@@ -5,7 +5,9 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -21,11 +23,11 @@ inline constexpr char kManifestName[] = "manifest.json";
 struct Manifest {
   struct Parameter {
     std::string name;
-    std::vector<int64_t> shape;
+    std::vector<int64_t> shape = {};
     bool trainable = true;
-    std::string group;
-    DType dtype{};                    // of the values; states are fp32
-    std::vector<std::string> states;  // names of the optimizer states
+    std::string group = {};
+    DType dtype{};                         // of the values; states are fp32
+    std::vector<std::string> states = {};  // names of the optimizer states
     friend bool operator==(const Parameter&, const Parameter&) = default;
   };
   struct File {  // by rank, RankFileName
@@ -37,22 +39,28 @@ struct Manifest {
     friend bool operator==(const File&, const File&) = default;
   };
 
-  TrainingState state;
+  TrainingState state = {};
   // Ranks that summed their gradients first: the order of the sums. 0: an older version's, or an
   // import.
   int64_t reduction_group = 0;
   std::string run = {};     // Engine::run; empty: an older version's, or an import
   std::string config = {};  // the resolved configuration, JSON
-  std::vector<Parameter> parameters;
-  std::vector<File> files;
-  std::map<std::string, std::string> trainer;  // its own named bytes, rank 0's for all ranks
+  std::vector<Parameter> parameters = {};
+  std::vector<File> files = {};
+  std::map<std::string, std::string> trainer = {};  // its own named bytes, rank 0's for all ranks
   friend bool operator==(const Manifest&, const Manifest&) = default;
 };
+
+// A checksum as 16 hexadecimal digits, and the reverse. Other digits than such a text has are
+// nothing, so that each changed bit shows.
+std::string ChecksumText(uint64_t checksum);
+std::optional<uint64_t> ParseChecksum(std::string_view text);
 
 std::string ToText(const Manifest& manifest);
 // `text` is untrusted. `path` is for messages. kDataLoss: damaged. kFailedPrecondition: another
 // version's.
 absl::StatusOr<Manifest> ParseManifest(const std::string& text, const std::string& path);
+bool HasManifest(const std::string& folder);
 // Reads the manifest of a checkpoint's folder. kNotFound: it has none.
 absl::StatusOr<Manifest> ReadManifest(const std::string& folder);
 

@@ -27,7 +27,7 @@ absl::StatusOr<std::unique_ptr<TensorSource>> NamedFor(const ModelSpec& model,
   if (names == ParameterNames::kAuto && !model.parameters.empty() &&
       HasName(*source, model.parameters[0].name))
     names = ParameterNames::kSame;
-  return Renamed(std::move(source), names, NameDirection::kInside);
+  return NamedInside(std::move(source), names);
 }
 
 // For each parameter, the index of the tensor with its value.
@@ -44,18 +44,8 @@ absl::StatusOr<std::vector<size_t>> Fit(const ModelSpec& model, const TensorSour
       continue;
     }
     const TensorInfo& tensor = source.tensors()[found->second];
-    const std::vector<int64_t>& shape = tensor.shape;
-    if (shape != parameter.shape) {
-      differences.push_back(absl::StrCat("'", parameter.name, "' has the shape ", ShapeText(shape),
-                                         " there and ", ShapeText(parameter.shape),
-                                         " in the model"));
-    }
-    if ((tensor.dtype == DType::kInt8) != (parameter.compute == DType::kInt8)) {
-      const auto kind = [](bool bytes) { return bytes ? "bytes" : "numbers"; };
-      differences.push_back(absl::StrCat("'", parameter.name, "' is ",
-                                         kind(tensor.dtype == DType::kInt8), " there and ",
-                                         kind(parameter.compute == DType::kInt8), " in the model"));
-    }
+    if (std::string why = Misfit(parameter, tensor.shape, tensor.dtype); !why.empty())
+      differences.push_back(std::move(why));
     tensor_of.push_back(found->second);
     there.erase(found);
   }
@@ -64,13 +54,8 @@ absl::StatusOr<std::vector<size_t>> Fit(const ModelSpec& model, const TensorSour
     differences.push_back(absl::StrCat("it has '", name, "', which the model lacks"));
   }
   if (differences.empty()) return tensor_of;
-  constexpr size_t kShown = 5;
-  std::string all = absl::StrCat("'", source.description().path, "' does not fit the model: ");
-  for (size_t i = 0; i < std::min(kShown, differences.size()); ++i)
-    absl::StrAppend(&all, i == 0 ? "" : "; ", differences[i]);
-  if (differences.size() > kShown)
-    absl::StrAppend(&all, "; and ", differences.size() - kShown, " differences more");
-  return absl::FailedPreconditionError(all);
+  return absl::FailedPreconditionError(absl::StrCat(
+      "'", source.description().path, "' does not fit the model: ", DifferencesText(differences)));
 }
 
 // Sets the parameters. `opened`: this rank's.
@@ -151,31 +136,22 @@ absl::Status ImportParameters(Engine& engine, const std::string& path,
 
 absl::Status ExportParameters(Engine& engine, const std::string& folder,
                               const ExportOptions& options) {
-  const ModelSpec& model = engine.model();
-  const auto gpt2_has = [](const ParameterSpec& parameter) {
-    return Gpt2NameOutside(parameter.name).has_value();
-  };
-  const bool gpt2 = options.names == ParameterNames::kGpt2 ||
-                    (options.names == ParameterNames::kAuto &&
-                     std::all_of(model.parameters.begin(), model.parameters.end(), gpt2_has));
   std::vector<TensorInfo> tensors;
-  std::vector<bool> transposed;
-  absl::Status own;
-  for (const ParameterSpec& parameter : model.parameters) {
+  for (const ParameterSpec& parameter : engine.model().parameters)
     tensors.push_back({.name = parameter.name,
                        .dtype = parameter.compute == DType::kInt8 ? DType::kInt8 : options.dtype,
                        .shape = parameter.shape});
-    transposed.push_back(false);
-    if (!gpt2) continue;
-    const std::optional<NameElsewhere> as = Gpt2NameOutside(parameter.name);
-    if (!as || (as->transposed && parameter.shape.size() != 2)) {
-      own = absl::InvalidArgumentError(
-          absl::StrCat("GPT-2 has no '", parameter.name, "' of such a shape"));
-      break;
-    }
-    tensors.back().name = as->name;
-    transposed.back() = as->transposed;
-    if (as->transposed) std::reverse(tensors.back().shape.begin(), tensors.back().shape.end());
+  std::vector<bool> transposed;
+  absl::Status own;
+  const bool gpt2 = AreOfGpt2(tensors, options.names, NameDirection::kOutside);
+  for (TensorInfo& tensor : tensors) {
+    const absl::StatusOr<NameElsewhere> as =
+        NameOf(tensor, gpt2, NameDirection::kOutside, "the model");
+    own.Update(as.status());
+    if (!as.ok()) break;
+    tensor.name = as->name;
+    transposed.push_back(as->transposed);
+    if (as->transposed) std::reverse(tensor.shape.begin(), tensor.shape.end());
   }
   std::unique_ptr<SafetensorsWriter> writer;  // rank 0's
   if (own.ok() && engine.world().rank() == 0) {

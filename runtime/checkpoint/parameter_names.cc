@@ -1,7 +1,7 @@
 #include "ebb/runtime/checkpoint/parameter_names.h"
 
 #include <algorithm>
-#include <bit>
+#include <iterator>
 #include <map>
 #include <utility>
 #include <vector>
@@ -85,12 +85,22 @@ class RenamedSource : public TensorSource {
     description_ = source_->description();
   }
 
-  void Add(size_t tensor, const NameElsewhere& as) {
+  // `dtype`: of the numbers; nothing: it stays.
+  absl::Status Add(size_t tensor, bool gpt2, NameDirection direction,
+                   std::optional<DType> dtype = std::nullopt) {
     TensorInfo info = source_->tensors()[tensor];
+    EBB_ASSIGN_OR_RETURN(const NameElsewhere as, NameOf(info, gpt2, direction, description_.path));
+    if (const auto [other, is_new] = place_.emplace(std::pair(as.name, info.state), tensor);
+        !is_new)
+      return absl::InvalidArgumentError(absl::StrCat(
+          "'", description_.path, "' has both '", source_->tensors()[other->second].name, "' and '",
+          info.name, "', two names of one parameter"));
     info.name = as.name;
+    if (dtype && info.dtype != DType::kInt8) info.dtype = *dtype;
     if (as.transposed) std::reverse(info.shape.begin(), info.shape.end());
     tensors_.push_back(std::move(info));
     from_.push_back({.tensor = tensor, .transposed = as.transposed});
+    return absl::OkStatus();
   }
 
   void LeaveOut(const std::string& name) {
@@ -122,20 +132,8 @@ class RenamedSource : public TensorSource {
   // Whether two tensors of the source have the same bits.
   absl::StatusOr<bool> SameThere(size_t a, size_t b) {
     if (source_->tensors()[a].shape != source_->tensors()[b].shape) return false;
-    constexpr int64_t kPiece = int64_t{1} << 20;
-    std::vector<float> of_a, of_b;
-    const int64_t elements = source_->tensors()[a].elements();
-    for (int64_t begin = 0; begin < elements; begin += kPiece) {
-      of_a.resize(static_cast<size_t>(std::min(kPiece, elements - begin)));
-      of_b.resize(of_a.size());
-      EBB_RETURN_IF_ERROR(source_->Read(a, begin, of_a));
-      EBB_RETURN_IF_ERROR(source_->Read(b, begin, of_b));
-      const auto same = [](float x, float y) {
-        return std::bit_cast<uint32_t>(x) == std::bit_cast<uint32_t>(y);
-      };
-      if (!std::equal(of_a.begin(), of_a.end(), of_b.begin(), same)) return false;
-    }
-    return true;
+    EBB_ASSIGN_OR_RETURN(const TensorDifference difference, Compare(*source_, a, *source_, b));
+    return difference.elements == 0;
   }
 
  private:
@@ -146,6 +144,8 @@ class RenamedSource : public TensorSource {
 
   const std::unique_ptr<TensorSource> source_;
   std::vector<From> from_;  // by tensor
+  // By name and state here: the tensor there.
+  std::map<std::pair<std::string, std::string>, size_t> place_;
   std::vector<float> stretch_;
 };
 
@@ -167,51 +167,49 @@ std::optional<NameElsewhere> Gpt2NameInside(std::string_view outside) {
   return std::nullopt;
 }
 
-absl::StatusOr<std::unique_ptr<TensorSource>> Renamed(std::unique_ptr<TensorSource> source,
-                                                      ParameterNames names,
-                                                      NameDirection direction) {
-  const std::vector<TensorInfo>& tensors = source->tensors();
-  const auto is_head = [&](const TensorInfo& tensor) {
-    return direction == NameDirection::kInside && tensor.name == kHead;
-  };
+bool AreOfGpt2(std::span<const TensorInfo> tensors, ParameterNames names, NameDirection direction) {
   const auto known = [&](const TensorInfo& tensor) {
-    return is_head(tensor) || IsBuffer(tensor.name) || Gpt2Name(tensor.name, direction).has_value();
+    const bool inside = direction == NameDirection::kInside;
+    return (inside && (tensor.name == kHead || IsBuffer(tensor.name))) ||
+           Gpt2Name(tensor.name, direction).has_value();
   };
-  const bool gpt2 =
-      names == ParameterNames::kGpt2 ||
-      (names == ParameterNames::kAuto && std::all_of(tensors.begin(), tensors.end(), known));
+  return names == ParameterNames::kGpt2 ||
+         (names == ParameterNames::kAuto && std::all_of(tensors.begin(), tensors.end(), known));
+}
+
+absl::StatusOr<NameElsewhere> NameOf(const TensorInfo& tensor, bool gpt2, NameDirection direction,
+                                     std::string_view owner) {
+  if (!gpt2) return NameElsewhere{.name = tensor.name};
+  const auto refuse = [&](const std::string& why) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("'", std::string(owner), "' has '", tensor.name, "'", why));
+  };
+  const std::optional<NameElsewhere> as = Gpt2Name(tensor.name, direction);
+  if (!as) return refuse(", which GPT-2 does not have: leave the names unchanged (same)");
+  if (as->transposed && tensor.shape.size() != 2)
+    return refuse(
+        absl::StrCat(" with the shape ", ShapeText(tensor.shape), ", but GPT-2 has a matrix"));
+  return *as;
+}
+
+absl::StatusOr<std::unique_ptr<TensorSource>> NamedInside(std::unique_ptr<TensorSource> source,
+                                                          ParameterNames names) {
+  const std::vector<TensorInfo>& tensors = source->tensors();
+  const bool gpt2 = AreOfGpt2(tensors, names, NameDirection::kInside);
   auto renamed = std::make_unique<RenamedSource>(std::move(source));
-  std::map<std::pair<std::string, std::string>, size_t> place;  // name and state there, once each
   std::optional<size_t> head, table;
   for (size_t i = 0; i < tensors.size(); ++i) {
     const TensorInfo& tensor = tensors[i];
-    if (direction == NameDirection::kInside && IsBuffer(tensor.name)) {
+    if (IsBuffer(tensor.name)) {
       renamed->LeaveOut(tensor.name);
       continue;
     }
-    if (gpt2 && is_head(tensor) && tensor.state.empty()) {
+    if (gpt2 && tensor.name == kHead && tensor.state.empty()) {
       head = i;
       continue;
     }
-    std::optional<NameElsewhere> as = NameElsewhere{.name = tensor.name};
-    if (gpt2) as = Gpt2Name(tensor.name, direction);
-    if (!as) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("'", renamed->description().path, "' has '", tensor.name,
-                       "', which GPT-2 does not have: leave the names unchanged (same)"));
-    }
-    if (as->transposed && tensor.shape.size() != 2) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("'", renamed->description().path, "' has '", tensor.name,
-                       "' with the shape ", ShapeText(tensor.shape), ", but GPT-2 has a matrix"));
-    }
-    if (const auto [other, is_new] = place.emplace(std::pair(as->name, tensor.state), i); !is_new) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "'", renamed->description().path, "' has both '", tensors[other->second].name, "' and '",
-          tensor.name, "', two names of one parameter"));
-    }
+    EBB_RETURN_IF_ERROR(renamed->Add(i, gpt2, NameDirection::kInside));
     if (tensor.state.empty() && Bare(tensor.name) == kTable) table = i;
-    renamed->Add(i, *as);
   }
   if (!head) return renamed;
   EBB_ASSIGN_OR_RETURN(const bool tied, table ? renamed->SameThere(*head, *table) : false);
@@ -219,6 +217,20 @@ absl::StatusOr<std::unique_ptr<TensorSource>> Renamed(std::unique_ptr<TensorSour
   return absl::InvalidArgumentError(absl::StrCat(
       "'", renamed->description().path, "' has '", std::string(kHead), "' with other values than '",
       std::string(kTable), "': GPT-2 has one table for both"));
+}
+
+absl::StatusOr<std::unique_ptr<TensorSource>> NamedOutside(std::unique_ptr<TensorSource> source,
+                                                           ParameterNames names, DType dtype) {
+  const std::vector<TensorInfo>& tensors = source->tensors();
+  std::vector<TensorInfo> values;
+  std::copy_if(tensors.begin(), tensors.end(), std::back_inserter(values),
+               [](const TensorInfo& tensor) { return tensor.state.empty(); });
+  const bool gpt2 = AreOfGpt2(values, names, NameDirection::kOutside);
+  auto renamed = std::make_unique<RenamedSource>(std::move(source));
+  for (size_t i = 0; i < tensors.size(); ++i)
+    if (tensors[i].state.empty())
+      EBB_RETURN_IF_ERROR(renamed->Add(i, gpt2, NameDirection::kOutside, dtype));
+  return renamed;
 }
 
 }  // namespace ebb

@@ -30,12 +30,20 @@ std::optional<NameElsewhere> Gpt2NameOutside(std::string_view own);
 std::optional<NameElsewhere> Gpt2NameInside(std::string_view outside);
 
 enum class NameDirection : uint8_t { kInside, kOutside };
+// Whether the tensors have GPT-2's names: as the option says, or for kAuto if all names are known.
+bool AreOfGpt2(std::span<const TensorInfo> tensors, ParameterNames names, NameDirection direction);
+// The name on the other side, if the tensor is GPT-2's; else its own. kInvalidArgument: GPT-2 has
+// no such tensor, or one of another shape. `owner`: for messages.
+absl::StatusOr<NameElsewhere> NameOf(const TensorInfo& tensor, bool gpt2, NameDirection direction,
+                                     std::string_view owner);
 
-// The tensors of `source` under other names, some of them transposed. Buffers (GPT-2's causal
+// The tensors of `source` under Ebb's names, some of them transposed. Buffers (GPT-2's causal
 // masks, Llama's rotary frequencies) are left out. A tied head is left out too, and must equal the
 // table. kInvalidArgument: a name that kGpt2 does not know.
-absl::StatusOr<std::unique_ptr<TensorSource>> Renamed(std::unique_ptr<TensorSource> source,
-                                                      ParameterNames names,
-                                                      NameDirection direction);
+absl::StatusOr<std::unique_ptr<TensorSource>> NamedInside(std::unique_ptr<TensorSource> source,
+                                                          ParameterNames names);
+// Its values, without states, under the names of Hugging Face, all numbers in `dtype`.
+absl::StatusOr<std::unique_ptr<TensorSource>> NamedOutside(std::unique_ptr<TensorSource> source,
+                                                           ParameterNames names, DType dtype);
 
 }  // namespace ebb

@@ -8,6 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "ebb/optim/checksum.h"
 #include "ebb/runtime/checkpoint/file_access.h"
+#include "ebb/runtime/config/message.h"
 #include "ebb/runtime/config/status_macros.h"
 
 namespace ebb {
@@ -23,6 +24,15 @@ std::optional<int64_t> Number(std::string_view text) {
 }
 
 }  // namespace
+
+bool MayBeParameter(std::string_view name) {
+  return config::IsUtf8(name) && !name.empty();
+}
+
+bool MayBeState(std::string_view name) {
+  return MayBeParameter(name) && name.find('/') == std::string_view::npos && name != kMasterClass &&
+         name != kParameterClass;
+}
 
 std::string NameOf(const SliceName& slice) {
   return absl::StrCat(slice.of, "/", slice.parameter, "@", slice.begin, ":", slice.end);
@@ -52,7 +62,7 @@ std::string RankFileName(int rank, int ranks) {
 absl::StatusOr<RankFileHeader> ReadRankFileHeader(const std::string& path) {
   EBB_ASSIGN_OR_RETURN(const FileHandle file, OpenToRead(path));
   EBB_ASSIGN_OR_RETURN(const int64_t bytes, BytesOfRegularFile(file.get(), path));
-  RankFileHeader read = {.header = {}, .entry = {.bytes = bytes}};
+  RankFileHeader read = {.entry = {.bytes = bytes}};
   EBB_ASSIGN_OR_RETURN(read.header, ReadSafetensorsHeader(file.get(), path, [&](auto prefix) {
                          read.entry.header_checksum = optim::Checksum(prefix);
                        }));
@@ -125,7 +135,7 @@ absl::Status RankFileWriter::Append(std::span<const float> values) {
     EBB_RETURN_IF_ERROR(file_.Append(block));
     of_tensor_ += taken;
     if (of_tensor_ == tensor->bytes() || of_tensor_ % kCheckedBlock == 0)
-      sums_[tensor_] += absl::StrFormat("%016x", sum_.Take());
+      sums_[tensor_] += ChecksumText(sum_.Take());
   }
   if (of_tensor_ == tensor->bytes()) {
     ++tensor_;

@@ -44,6 +44,9 @@ struct SliceName {
 
   friend bool operator==(const SliceName&, const SliceName&) = default;
 };
+// Whether a parameter, and an optimizer state, may have this name.
+bool MayBeParameter(std::string_view name);
+bool MayBeState(std::string_view name);
 std::string NameOf(const SliceName& slice);
 // Nothing: the text is not the name of a slice, or the slice is empty.
 std::optional<SliceName> ParseSliceName(std::string_view text);
@@ -53,8 +56,8 @@ std::string RankFileName(int rank, int ranks);
 
 // The header of a file, and the manifest's entry for the file. Reads no data.
 struct RankFileHeader {
-  SafetensorsHeader header;
-  Manifest::File entry;
+  SafetensorsHeader header = {};
+  Manifest::File entry = {};
 };
 absl::StatusOr<RankFileHeader> ReadRankFileHeader(const std::string& path);
 // kDataLoss names the file and how it differs from its entry in the manifest.

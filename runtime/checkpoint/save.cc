@@ -78,24 +78,7 @@ class Saving {
   absl::Status Commit(const absl::Status& closed) {
     std::optional<NewCheckpoint> checkpoint = std::exchange(checkpoint_, std::nullopt);
     if (!checkpoint.has_value() || !closed.ok()) return closed;
-    for (int rank = 0; rank < ranks_; ++rank) {
-      EBB_ASSIGN_OR_RETURN(RankFileHeader written, ReadRankFileHeader(absl::StrCat(
-                                                       folder_, "/", RankFileName(rank, ranks_))));
-      manifest_.files.push_back(std::move(written.entry));
-    }
-    const std::string path = absl::StrCat(folder_, "/", kManifestName);
-    std::string text = ToText(manifest_);
-    if (std::ssize(text) > kManifestBytesMax) {
-      // Checksums of slices may be missing, because the checksums of headers include them.
-      for (Manifest::File& file : manifest_.files) file.slice_checksums.clear();
-      text = ToText(manifest_);
-    }
-    if (std::ssize(text) > kManifestBytesMax)
-      return absl::ResourceExhaustedError(absl::StrCat(
-          "'", path, "' would have ", text.size(), " bytes, more than the ", kManifestBytesMax,
-          " that a reader takes: save less in SaveOptions::trainer"));
-    EBB_RETURN_IF_ERROR(ReplaceFile(path, text));
-    return checkpoint->Commit(keep_, damaged_).status();
+    return checkpoint->Commit(std::move(manifest_), ranks_, keep_, damaged_).status();
   }
 
  private:
@@ -113,19 +96,16 @@ Manifest ManifestOf(const Engine& engine, const TrainingState& state, const Save
                     .reduction_group = ReductionGroupOf(engine),
                     .run = run,
                     .config = engine.config().ToJson(),
-                    .parameters = {},
-                    .files = {},
                     .trainer = options.trainer};
   const ModelSpec& model = engine.model();
   for (size_t p = 0; p < model.parameters.size(); ++p) {
     const ParameterId id{static_cast<int32_t>(p)};
-    manifest.parameters.push_back(
-        {.name = model[id].name,
-         .shape = model[id].shape,
-         .trainable = model[id].trainable,
-         .group = model[id].group,
-         .dtype = StoredDType(engine, id, {.what = StateClass::kMaster, .state = ""}),
-         .states = engine.optimizer_states(id)});
+    manifest.parameters.push_back({.name = model[id].name,
+                                   .shape = model[id].shape,
+                                   .trainable = model[id].trainable,
+                                   .group = model[id].group,
+                                   .dtype = StoredDType(engine, id, {.what = StateClass::kMaster}),
+                                   .states = engine.optimizer_states(id)});
   }
   return manifest;
 }
@@ -141,8 +121,7 @@ absl::Status CheckNames(const Engine& engine, const SaveOptions& options) {
     if (!config::IsUtf8(model.parameters[p].name))
       return refuse("parameter", model.parameters[p].name, "is not UTF-8");
     for (const std::string& state : engine.optimizer_states(ParameterId{static_cast<int32_t>(p)})) {
-      if (!config::IsUtf8(state) || state.empty() || state.find('/') != std::string::npos ||
-          state == kMasterClass || state == kParameterClass)
+      if (!MayBeState(state))
         return refuse("optimizer state", state,
                       "is not UTF-8, has a '/', or is a name that checkpoints use: rename it");
     }

@@ -9,7 +9,7 @@
 namespace ebb {
 
 std::vector<StateArrayName> ArraysOf(const Engine& engine) {
-  std::vector<StateArrayName> arrays = {{.what = StateClass::kMaster, .state = ""}};
+  std::vector<StateArrayName> arrays = {{.what = StateClass::kMaster}};
   const ModelSpec& model = engine.model();
   for (size_t p = 0; p < model.parameters.size(); ++p) {
     for (const std::string& state : engine.optimizer_states(ParameterId{static_cast<int32_t>(p)})) {

@@ -12,7 +12,7 @@ namespace ebb {
 
 struct StateArrayName {
   StateClass what{};
-  std::string state;  // of kOptimizer
+  std::string state = {};  // of kOptimizer
 };
 
 std::vector<StateArrayName> ArraysOf(const Engine& engine);

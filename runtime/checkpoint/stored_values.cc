@@ -230,10 +230,9 @@ absl::Status StoredValues::Take(const Block& block, int64_t begin, int64_t end,
 
 absl::Status StoredValues::Check(const Block& block, uint64_t found) const {
   const Piece& piece = *block.piece;
-  const char* const digits = piece.sums.data() + static_cast<size_t>(block.number) * kDigits;
-  uint64_t sum = 0;
-  const auto [end, error] = std::from_chars(digits, digits + kDigits, sum, 16);
-  if (error == std::errc() && end == digits + kDigits && found == sum) return absl::OkStatus();
+  const size_t digits = static_cast<size_t>(block.number) * kDigits;
+  if (ParseChecksum(std::string_view(piece.sums).substr(digits, kDigits)) == found)
+    return absl::OkStatus();
   const int64_t first = piece.at + block.first();
   return absl::DataLossError(
       absl::StrCat("bytes ", first, " to ", first + block.bytes(), " of '", PathOf(piece.rank),

@@ -7,6 +7,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -71,8 +72,22 @@ bool HasCheckpoints(const std::string& path);
 using TensorSink = absl::FunctionRef<absl::Status(size_t tensor, std::span<const float> values)>;
 absl::Status ForEachPiece(TensorSource& source, TensorSink sink);
 
+// How two tensors of one shape differ. `progress` gets the elements since its last call.
+struct TensorDifference {
+  int64_t elements = 0;  // that differ in bits
+  double most = 0;       // the largest difference of two numbers
+};
+absl::StatusOr<TensorDifference> Compare(
+    TensorSource& a, size_t of_a, TensorSource& b, size_t of_b,
+    absl::FunctionRef<void(int64_t elements)> progress = [](int64_t) {});
+
 // "[3, 4]"
 std::string ShapeText(const std::vector<int64_t>& shape);
+// Why the tensor is not the parameter's value: "'w' has the shape [3] there and [4] in the model";
+// empty: it is.
+std::string Misfit(const ParameterSpec& parameter, const std::vector<int64_t>& shape, DType dtype);
+// The first five of the differences, and how many more there are.
+std::string DifferencesText(const std::vector<std::string>& differences);
 // "'w'", or "exp_avg of 'w'"
 std::string Described(const TensorInfo& tensor);
 

@@ -68,8 +68,7 @@ absl::StatusOr<FoundCheckpoint> FindTogether(Engine& engine, const std::string& 
     const absl::Status agreed = engine.Agree(
         whole,
         absl::StrCat("checkpoint: ", checkpoint, " ", manifest.ok() ? ToText(*manifest) : ""));
-    if (agreed.ok())
-      return FoundCheckpoint{.path = checkpoint, .manifest = *std::move(manifest), .last_save = {}};
+    if (agreed.ok()) return FoundCheckpoint{.path = checkpoint, .manifest = *std::move(manifest)};
     if (absl::IsFailedPrecondition(agreed)) return absl::CancelledError(agreed.message());
     if (!absl::IsDataLoss(agreed)) return agreed;
     EBB_RETURN_IF_ERROR(engine.Agree(
@@ -139,7 +138,7 @@ absl::StatusOr<FoundCheckpoint> Find(Engine& engine, const std::string& path, Da
 // Whether a run that saves beside the checkpoint has removed it, on any rank.
 bool WasRemoved(Engine& engine, const std::string& checkpoint) {
   return absl::IsCancelled(
-      engine.Agree(IsThere(absl::StrCat(checkpoint, "/", kManifestName))
+      engine.Agree(HasManifest(checkpoint)
                        ? absl::OkStatus()
                        : absl::CancelledError(absl::StrCat("'", checkpoint, "' was removed")),
                    "checkpoint: removed"));
@@ -172,8 +171,7 @@ absl::Status ReadWholeCheckpoint(Engine& engine, const std::string& path, ReadCh
   bool has_written = false;
   for (int removed = 0;;) {
     // Read before the checkpoint is found: a save meanwhile is one of another run.
-    std::string last_save =
-        LastSaveIn(IsThere(absl::StrCat(path, "/", kManifestName)) ? path + "/.." : path);
+    std::string last_save = LastSaveIn(HasManifest(path) ? path + "/.." : path);
     absl::StatusOr<FoundCheckpoint> found = Find(engine, path, damaged);
     if (!found.ok()) return has_written ? Unusable(found.status()) : found.status();
     found->last_save = std::move(last_save);

@@ -13,8 +13,8 @@ namespace ebb {
 
 struct FoundCheckpoint {
   std::string path;
-  Manifest manifest;
-  std::string last_save;  // RunOfLoaded's
+  Manifest manifest = {};
+  std::string last_save = {};  // RunOfLoaded's
 };
 
 // How far the read of a checkpoint has come.

@@ -369,8 +369,8 @@ class Numbers : public TensorSource {
 };
 
 TEST(ParameterNamesTest, AnyIntervalOfATransposedMatrixIsRight) {
-  ASSERT_OK_AND_ASSIGN(const auto source, Renamed(std::make_unique<Numbers>(),
-                                                  ParameterNames::kAuto, NameDirection::kInside));
+  ASSERT_OK_AND_ASSIGN(const auto source,
+                       NamedInside(std::make_unique<Numbers>(), ParameterNames::kAuto));
   ASSERT_EQ(source->tensors().size(), 1u);
   EXPECT_EQ(source->tensors()[0].name, "block3.qkv.weight");
   EXPECT_EQ(source->tensors()[0].shape, (std::vector<int64_t>{7, 5}));

@@ -38,9 +38,7 @@ class FolderTest : public OwnFolderTest {
     Manifest manifest;
     manifest.state = {.finished_steps = step, .applied_steps = step};
     manifest.run = run;
-    manifest.files = {ReadRankFileHeader(file)->entry};
-    EBB_RETURN_IF_ERROR(ReplaceFile(checkpoint.path() + "/" + kManifestName, ToText(manifest)));
-    return checkpoint.Commit(keep).status();
+    return checkpoint.Commit(manifest, /*ranks=*/1, keep).status();
   }
   std::string At(const std::string& name) const { return folder_ + "/" + name; }
   // The name of the checkpoint that is found; "": none.

@@ -1,6 +1,3 @@
-#include <algorithm>
-#include <bit>
-#include <cmath>
 #include <cstdio>
 #include <map>
 #include <utility>
@@ -13,37 +10,6 @@
 #include "ebb/runtime/config/status_macros.h"
 
 namespace ebb {
-namespace {
-
-constexpr int64_t kPiece = int64_t{1} << 20;  // elements
-
-struct Difference {
-  int64_t elements = 0;  // that differ in bits
-  double most = 0;       // the largest difference of two numbers
-};
-
-absl::StatusOr<Difference> Compare(TensorSource& a, size_t of_a, TensorSource& b, size_t of_b,
-                                   ProgressBar& bar) {
-  Difference difference;
-  std::vector<float> x, y;
-  const int64_t elements = a.tensors()[of_a].elements();
-  for (int64_t begin = 0; begin < elements; begin += kPiece) {
-    x.resize(static_cast<size_t>(std::min(kPiece, elements - begin)));
-    y.resize(x.size());
-    EBB_RETURN_IF_ERROR(a.Read(of_a, begin, x));
-    EBB_RETURN_IF_ERROR(b.Read(of_b, begin, y));
-    for (size_t i = 0; i < x.size(); ++i) {
-      if (std::bit_cast<uint32_t>(x[i]) == std::bit_cast<uint32_t>(y[i])) continue;
-      ++difference.elements;
-      const double distance = std::fabs(static_cast<double>(x[i]) - static_cast<double>(y[i]));
-      if (distance > difference.most) difference.most = distance;
-    }
-    bar.Add(static_cast<int64_t>(x.size()));
-  }
-  return difference;
-}
-
-}  // namespace
 
 absl::StatusOr<int> Diff(const std::string& a_path, const std::string& b_path) {
   EBB_ASSIGN_OR_RETURN(const std::unique_ptr<TensorSource> a, OpenAnySource(a_path));
@@ -74,7 +40,9 @@ absl::StatusOr<int> Diff(const std::string& a_path, const std::string& b_path) {
         lines.push_back(absl::StrCat(Described(tensor), " has the shapes ", ShapeText(tensor.shape),
                                      " and ", ShapeText(other.shape)));
       } else {
-        EBB_ASSIGN_OR_RETURN(const Difference difference, Compare(*a, i, *b, found->second, bar));
+        EBB_ASSIGN_OR_RETURN(
+            const TensorDifference difference,
+            Compare(*a, i, *b, found->second, [&](int64_t done) { bar.Add(done); }));
         if (difference.elements > 0) {
           lines.push_back(absl::StrFormat("%s: %d of %d elements differ, by at most %.9g",
                                           Described(tensor), difference.elements, tensor.elements(),

@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <cstdio>
-#include <filesystem>
 #include <map>
 #include <vector>
 
@@ -25,9 +24,7 @@ std::string Size(int64_t bytes) {
 
 // Prints the files of a checkpoint, and nothing for other sources.
 absl::Status PrintFiles(const std::string& path) {
-  std::error_code error;
-  if (!std::filesystem::exists(absl::StrCat(path, "/", kManifestName), error))
-    return absl::OkStatus();
+  if (!HasManifest(path)) return absl::OkStatus();
   EBB_ASSIGN_OR_RETURN(const Manifest manifest, ReadManifest(path));
   const TrainingState& state = manifest.state;
   absl::PrintF("step %d: %d applied, %d skipped\n", state.finished_steps, state.applied_steps,

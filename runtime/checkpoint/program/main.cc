@@ -36,32 +36,10 @@ int64_t ElementsOf(const TensorSource& source) {
   return elements;
 }
 
-// The values, without the optimizer's states.
-class ValuesAlone : public TensorSource {
- public:
-  ValuesAlone(std::unique_ptr<TensorSource> source, DType dtype) : source_(std::move(source)) {
-    description_ = source_->description();
-    for (size_t i = 0; i < source_->tensors().size(); ++i) {
-      if (!source_->tensors()[i].state.empty()) continue;
-      from_.push_back(i);
-      tensors_.push_back(source_->tensors()[i]);
-      if (tensors_.back().dtype != DType::kInt8) tensors_.back().dtype = dtype;
-    }
-  }
-  absl::Status Read(size_t tensor, int64_t begin, std::span<float> values) override {
-    return source_->Read(from_[tensor], begin, values);
-  }
-
- private:
-  const std::unique_ptr<TensorSource> source_;
-  std::vector<size_t> from_;
-};
-
 absl::StatusOr<int> Export(const ConvertOptions& options) {
   EBB_ASSIGN_OR_RETURN(std::unique_ptr<TensorSource> opened, OpenAnySource(options.from));
-  auto values = std::make_unique<ValuesAlone>(std::move(opened), options.dtype);
   EBB_ASSIGN_OR_RETURN(const std::unique_ptr<TensorSource> source,
-                       Renamed(std::move(values), options.names, NameDirection::kOutside));
+                       NamedOutside(std::move(opened), options.names, options.dtype));
   EBB_ASSIGN_OR_RETURN(
       const std::unique_ptr<SafetensorsWriter> writer,
       SafetensorsWriter::Create(options.to, source->tensors(), options.file_bytes_max));
@@ -94,7 +72,7 @@ absl::StatusOr<int> Import(const ConvertOptions& options) {
   }
   EBB_ASSIGN_OR_RETURN(std::unique_ptr<TensorSource> opened, OpenAnySource(options.from));
   EBB_ASSIGN_OR_RETURN(const std::unique_ptr<TensorSource> source,
-                       Renamed(std::move(opened), options.names, NameDirection::kInside));
+                       NamedInside(std::move(opened), options.names));
   std::string path;
   {
     ProgressBar bar("importing", ElementsOf(*source));
