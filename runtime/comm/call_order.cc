@@ -6,18 +6,17 @@
 #include <optional>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/substitute.h"
-#include "ebb/runtime/comm/rendezvous/packer.h"
+#include "ebb/runtime/comm/packer.h"
+#include "ebb/runtime/comm/rank_errors.h"
+#include "ebb/runtime/config/name_view.h"
 #include "ebb/runtime/config/status_macros.h"
 
 namespace ebb {
 namespace {
 
 constexpr int kEngineShift = 8, kErrorsShift = 32;
-constexpr char kDifferentThings[] = "ranks do different things",
-               kOpenedDifferent[] = "ranks opened different scopes";
 
 // A call, and the errors that its rank had returned before it.
 struct KeptCall {
@@ -45,34 +44,6 @@ uint32_t HashOf(uint64_t number, int engine) {
   hash = (hash ^ hash >> 30) * 0xbf58476d1ce4e5b9u;
   hash = (hash ^ hash >> 27) * 0x94d049bb133111ebu;
   return static_cast<uint32_t>(hash >> 32);
-}
-
-bool Meets(CallKind kind) {
-  return kind == CallKind::kSuspend || kind == CallKind::kResume || kind == CallKind::kCopy ||
-         kind == CallKind::kSetTrainingState || kind == CallKind::kAgree ||
-         kind == CallKind::kReadAsync || kind == CallKind::kReorder;
-}
-
-WaitCycles::Role RoleOf(CallKind kind) {
-  using Role = WaitCycles::Role;
-  switch (kind) {
-    case CallKind::kStep:
-    case CallKind::kStepWithWritten:
-    case CallKind::kEvaluation:
-    case CallKind::kEvaluationWithWritten:
-      return Role::kBegin;
-    case CallKind::kFinish:
-    case CallKind::kFinishEvaluation:
-      return Role::kFinish;
-    case CallKind::kForward:
-    case CallKind::kBackward:
-    case CallKind::kRecompute:
-      return Role::kScope;
-    case CallKind::kDrop:
-      return Role::kDrop;
-    default:
-      return Role::kCall;
-  }
 }
 
 bool Alike(CallOfWorld one, CallOfWorld other) {
@@ -122,8 +93,7 @@ int CallOrder::AddEngine(std::string_view name, std::vector<std::string> units) 
 }
 
 void CallOrder::NoteScope(int engine, CallKind kind, int unit) {
-  cycles_.Note(engine, Mine().count.load(std::memory_order_relaxed),
-               {.kind = static_cast<uint8_t>(kind), .role = RoleOf(kind), .unit = unit});
+  cycles_.Note(engine, Mine().count.load(std::memory_order_relaxed), {.kind = kind, .unit = unit});
 }
 
 absl::Status CallOrder::Note(CallOfWorld call) {
@@ -188,7 +158,10 @@ absl::Status CallOrder::Compare(int first, int second, uint64_t oldest) const {
     if (of_other->errors != errors || one.errors.load(std::memory_order_seq_cst) != errors ||
         other.errors.load(std::memory_order_seq_cst) != errors)
       return absl::OkStatus();
-    return Different(first, of_one->call, second, of_other->call);
+    const int its = of_one->call.engine, others = of_other->call.engine;
+    const bool same = its == others;
+    return Different(same ? its : -1, first, Past(of_one->call.kind, same ? -1 : its), second,
+                     Past(of_other->call.kind, same ? -1 : others));
   }
   return absl::OkStatus();
 }
@@ -200,60 +173,54 @@ std::string CallOrder::NameOf(int engine) const {
                                : "another engine";
 }
 
-// "began a step", "began a step of the engine 'policy'".
-std::string CallOrder::Past(CallOfWorld call, bool with_engine) const {
+// "began a step of the engine 'policy'"; -1: an engine that needs no name.
+std::string CallOrder::Past(CallKind kind, int engine) const {
   // By CallKind. $0: " of the engine 'policy'"; $1: "the engine 'policy'".
   static constexpr const char* kPast[] = {"made another call",
                                           "created a communicator",
                                           "created $1",
                                           "began a step$0",
                                           "began a step$0 after a Write",
-                                          "finished a step$0",
                                           "began an evaluation$0",
                                           "began an evaluation$0 after a Write",
+                                          "finished a step$0",
                                           "finished an evaluation$0",
                                           "gathered a parameter$0",
                                           "called Suspend$0",
                                           "called Resume$0",
                                           "copied parameters into $1",
+                                          "copied parameters of $1",
                                           "called SetTrainingState$0",
                                           "called Agree$0",
                                           "called ReadAsync$0",
                                           "called Reorder$0",
-                                          "opened a Forward$0",
-                                          "opened a Backward$0",
-                                          "opened a Recompute$0",
                                           "dropped a step or evaluation$0"};
   static_assert(std::size(kPast) == static_cast<size_t>(CallKind::kDrop) + 1);
-  const bool names = with_engine && call.engine >= 0;
-  const std::string engine = names ? NameOf(call.engine) : "it";
+  const std::string name = engine >= 0 ? NameOf(engine) : "it";
   // Another rank's text may hold any number.
-  const auto kind = static_cast<size_t>(call.kind);
-  return absl::Substitute(kPast[kind < std::size(kPast) ? kind : 0],
-                          names ? absl::StrCat(" of ", engine) : "", engine);
+  const auto row = static_cast<size_t>(kind);
+  return absl::Substitute(kPast[row < std::size(kPast) ? row : 0],
+                          engine >= 0 ? absl::StrCat(" of ", name) : "", name);
 }
 
 std::string CallOrder::NameOfRank(int rank) const {
   return absl::StrCat(has_parts_ ? "world rank " : "rank ", rank);
 }
 
-absl::Status CallOrder::Different(int first, CallOfWorld one, int second, CallOfWorld other) const {
-  const bool same = one.engine == other.engine && one.engine >= 0;
-  return absl::FailedPreconditionError(
-      absl::StrCat(kDifferentThings, same ? absl::StrCat(" with ", NameOf(one.engine)) : "", ": ",
-                   NameOfRank(second), " ", Past(other, !same), " where ", NameOfRank(first), " ",
-                   Past(one, !same), ". Every rank has to make the same calls in the same order"));
+absl::Status CallOrder::Different(int engine, int first, std::string_view its, int second,
+                                  std::string_view others) const {
+  return DoDifferentThings(
+      absl::StrCat(engine >= 0 ? absl::StrCat(" with ", NameOf(engine)) : "", ": ",
+                   NameOfRank(second), " ", NameView(others), " where ", NameOfRank(first), " ",
+                   NameView(its), ". Every rank has to make the same calls in the same order"));
 }
 
-// "nothing more", "Forward('block')", "dropped a step or evaluation".
-std::string CallOrder::InLog(int engine, const WaitCycles::What& what) const {
-  const auto kind = static_cast<CallKind>(what.kind);
-  if (what.role == WaitCycles::Role::kFinish) return "nothing more";
-  if (what.role != WaitCycles::Role::kScope)
-    return Past({.kind = kind, .engine = engine}, /*with_engine=*/false);
-  const char* const name = kind == CallKind::kForward    ? "Forward"
-                           : kind == CallKind::kBackward ? "Backward"
-                                                         : "Recompute";
+// "Forward('block')", "nothing more".
+std::string CallOrder::Scope(int engine, const WaitCycles::What& what) const {
+  if (!IsScope(what.kind)) return "nothing more";
+  const char* const name = what.kind == CallKind::kForward    ? "Forward"
+                           : what.kind == CallKind::kBackward ? "Backward"
+                                                              : "Recompute";
   const std::scoped_lock lock(names_mutex_);
   const auto index = static_cast<size_t>(engine), unit = static_cast<size_t>(what.unit);
   const bool known = index < names_.size() && unit < names_[index].units.size();
@@ -263,31 +230,17 @@ std::string CallOrder::InLog(int engine, const WaitCycles::What& what) const {
 
 absl::Status CallOrder::DifferentLogs(int engine, int first, const WaitCycles::What& its,
                                       int second, const WaitCycles::What& others) const {
-  using Role = WaitCycles::Role;
-  const auto of_scopes = [](const WaitCycles::What& what) {
-    return what.role == Role::kScope || what.role == Role::kFinish;
-  };
-  const std::string one = InLog(engine, its), other = InLog(engine, others);
-  if (of_scopes(its) && of_scopes(others)) {
-    const uint32_t number = its.scopes + (its.role == Role::kScope ? 0 : 1);
-    return absl::FailedPreconditionError(
-        absl::StrCat(kOpenedDifferent, ": as number ", number, " of the step ", NameOfRank(first),
-                     " opened ", one, ", ", NameOfRank(second), " ", other,
-                     "; every rank must open the same scopes in the same order"));
+  const auto of_scopes = [](CallKind kind) { return IsScope(kind) || Finishes(kind); };
+  if (of_scopes(its.kind) && of_scopes(others.kind)) {
+    return OpenedDifferentScopes(int64_t{its.scopes} + (IsScope(its.kind) ? 0 : 1),
+                                 NameOfRank(first), Scope(engine, its), NameOfRank(second),
+                                 Scope(engine, others));
   }
-  const auto act = [&](const WaitCycles::What& what, const std::string& text) {
-    return absl::StrCat(of_scopes(what) ? "opened " : "", text);
+  const auto act = [&](const WaitCycles::What& what) {
+    return of_scopes(what.kind) ? absl::StrCat("opened ", Scope(engine, what))
+                                : Past(what.kind, /*engine=*/-1);
   };
-  return absl::FailedPreconditionError(
-      absl::StrCat(kDifferentThings, " with ", NameOf(engine), ": ", NameOfRank(second), " ",
-                   act(others, other), " where ", NameOfRank(first), " ", act(its, one),
-                   ". Every rank has to make the same calls in the same order"));
-}
-
-bool CallOrder::IsDifference(const absl::Status& status) {
-  return absl::IsFailedPrecondition(status) &&
-         (absl::StartsWith(status.message(), kOpenedDifferent) ||
-          absl::StartsWith(status.message(), kDifferentThings));
+  return Different(engine, first, act(its), second, act(others));
 }
 
 bool CallOrder::IsBehind(int rank) const {
@@ -309,12 +262,12 @@ std::string CallOrder::Describe(int rank) const {
   const std::optional<KeptCall> last = count == 0 ? std::nullopt : CallAt(theirs, count);
   if (!last.has_value()) return "";
   const std::string text =
-      absl::StrCat(NameOfRank(rank), " last ", Past(last->call, /*with_engine=*/true));
+      absl::StrCat(NameOfRank(rank), " last ", Past(last->call.kind, last->call.engine));
   if (count == here) return absl::StrCat(text, ", as ", NameOfRank(rank_), " did");
   const std::optional<KeptCall> next = count < here ? CallAt(mine, count + 1) : std::nullopt;
   if (!next.has_value()) return text;
   return absl::StrCat(text, "; ", NameOfRank(rank_), " then ",
-                      Past(next->call, /*with_engine=*/true));
+                      Past(next->call.kind, next->call.engine));
 }
 
 std::string CallOrder::Describe(std::span<const int> ranks) const {
@@ -339,7 +292,8 @@ std::string CallOrder::Pack() const {
     packer.Add(rank_, Mine().errors.load(), count);
     for (const std::atomic<uint64_t>& call : Mine().calls) packer.Add(call.load());
     if (Mine().count.load() != count) continue;
-    return packer.Add(cycles_.Pack()).Take();
+    cycles_.Pack(packer);
+    return packer.Take();
   }
 }
 
@@ -350,11 +304,9 @@ absl::Status CallOrder::Receive(std::string_view packed) {
   uint64_t count = 0, calls[CallRecord::kKept];
   unpacker.Read(rank, errors, count);
   for (uint64_t& call : calls) unpacker.Read(call);
-  std::vector<uint64_t> log;
-  unpacker.Read(log);
   const bool is_other = rank < records_.size() && rank != static_cast<size_t>(rank_);
   if (!unpacker.ok() || !is_other) return absl::OkStatus();
-  const absl::Status differ = cycles_.Receive(static_cast<int>(rank), log);
+  const absl::Status differ = cycles_.Receive(static_cast<int>(rank), unpacker);
   {
     const std::scoped_lock lock(receiving_);
     CallRecord& theirs = *records_[rank];

@@ -22,36 +22,10 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "ebb/runtime/comm/call_kind.h"
 #include "ebb/runtime/comm/wait_cycles.h"
 
 namespace ebb {
-
-enum class CallKind : uint8_t {
-  kNone,
-  kCommunicator,
-  kCreate,
-  kStep,
-  kStepWithWritten,  // which passes on what was written from outside
-  kFinish,
-  kEvaluation,
-  kEvaluationWithWritten,
-  kFinishEvaluation,
-  kGather,
-  // Ranks that call different ones of these still meet, and each gets a Status
-  // (engine/outcome_messages.cc).
-  kSuspend,
-  kResume,
-  kCopy,
-  kSetTrainingState,
-  kAgree,
-  kReadAsync,
-  kReorder,
-  // Only in the log of an engine (wait_cycles.h). A rank may drop its last step when it is slower.
-  kForward,
-  kBackward,
-  kRecompute,
-  kDrop,
-};
 
 struct CallOfWorld {
   CallKind kind = CallKind::kNone;
@@ -91,8 +65,6 @@ class CallOrder {
   void NoteParts() { has_parts_ = true; }
   // Ranks that wait for each other. Communicators of this world have lanes there.
   WaitCycles& cycles() { return cycles_; }
-  // Whether the status is of two ranks that have done different things, and names both.
-  static bool IsDifference(const absl::Status& status);
   // Compares all records that are known. Any thread.
   absl::Status Check() const;
   // Compares the record of `rank` with all others. Any thread.
@@ -123,9 +95,11 @@ class CallOrder {
   absl::Status Compare(int first, int second, uint64_t oldest) const;
   std::string NameOf(int engine) const;
   std::string NameOfRank(int rank) const;
-  std::string Past(CallOfWorld call, bool with_engine) const;
-  absl::Status Different(int first, CallOfWorld one, int second, CallOfWorld other) const;
-  std::string InLog(int engine, const WaitCycles::What& what) const;
+  std::string Past(CallKind kind, int engine) const;
+  // `its`, `others`: in the past tense. -1: no engine, or several.
+  absl::Status Different(int engine, int first, std::string_view its, int second,
+                         std::string_view others) const;
+  std::string Scope(int engine, const WaitCycles::What& what) const;
   absl::Status DifferentLogs(int engine, int first, const WaitCycles::What& its, int second,
                              const WaitCycles::What& others) const;
 

@@ -6,7 +6,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "ebb/runtime/comm/rendezvous/packer.h"
+#include "ebb/runtime/comm/packer.h"
 #include "ebb/runtime/config/status_macros.h"
 
 namespace ebb {

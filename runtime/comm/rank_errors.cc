@@ -14,6 +14,9 @@
 namespace ebb {
 namespace {
 
+constexpr char kDifferentThings[] = "ranks do different things",
+               kOpenedDifferent[] = "ranks opened different scopes";
+
 // An OK status is no reason to give up, so it is not passed on.
 absl::StatusCode CodeOf(const absl::Status& why) {
   return why.ok() ? absl::StatusCode::kAborted : why.code();
@@ -159,6 +162,24 @@ absl::Status OfRank(std::string_view rank_name, const absl::Status& why) {
   why.ForEachPayload(
       [&](absl::string_view type, const absl::Cord& payload) { named.SetPayload(type, payload); });
   return named;
+}
+
+absl::Status DoDifferentThings(std::string_view what) {
+  return absl::FailedPreconditionError(absl::StrCat(kDifferentThings, NameView(what)));
+}
+
+absl::Status OpenedDifferentScopes(int64_t number, std::string_view first, std::string_view its,
+                                   std::string_view second, std::string_view others) {
+  return absl::FailedPreconditionError(
+      absl::StrCat(kOpenedDifferent, ": as number ", number, " of the step ", NameView(first),
+                   " opened ", NameView(its), ", ", NameView(second), " ", NameView(others),
+                   "; every rank must open the same scopes in the same order"));
+}
+
+bool IsDifference(const absl::Status& status) {
+  return absl::IsFailedPrecondition(status) &&
+         (absl::StartsWith(status.message(), kOpenedDifferent) ||
+          absl::StartsWith(status.message(), kDifferentThings));
 }
 
 }  // namespace ebb

@@ -1,6 +1,7 @@
 // Statuses of ranks that fail the others: one wording for all backends.
 #pragma once
 
+#include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
@@ -70,5 +71,13 @@ absl::Status LeftBeforeCreationStatus(int world_rank, std::string_view how);
 absl::Status RankFailedStatus(int world_rank, const absl::Status& why);
 // `rank_name`: World::RankName's.
 absl::Status RankFailedStatus(std::string_view rank_name, const absl::Status& why);
+
+// Two ranks that have done different things. `what`: after "ranks do different things".
+absl::Status DoDifferentThings(std::string_view what);
+// `number`: of the first different scope, from 1. `its`: "Forward('block')", "nothing more".
+absl::Status OpenedDifferentScopes(int64_t number, std::string_view first, std::string_view its,
+                                   std::string_view second, std::string_view others);
+// Whether the status is one of these, and so names both ranks.
+bool IsDifference(const absl::Status& status);
 
 }  // namespace ebb

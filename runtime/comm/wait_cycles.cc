@@ -7,23 +7,21 @@ namespace ebb {
 namespace {
 
 using What = WaitCycles::What;
-using Role = WaitCycles::Role;
 
-constexpr int kRoleShift = 8, kUnitShift = 12, kScopesShift = 32, kCallShift = 32;
+constexpr int kUnitShift = 8, kScopesShift = 32, kCallShift = 32;
 constexpr int kDepthMax = 2;  // an evaluation in a step
 constexpr uint64_t kUnits = (uint64_t{1} << (kScopesShift - kUnitShift)) - 1;
 // Sent to other hosts: enough to name the first difference where a rank waits in its next scopes.
 constexpr uint64_t kSent = 16;
 
 uint64_t Word(const What& what) {
-  return what.kind | static_cast<uint64_t>(what.role) << kRoleShift |
+  return static_cast<uint64_t>(what.kind) |
          (static_cast<uint64_t>(what.unit + 1) & kUnits) << kUnitShift |
          static_cast<uint64_t>(what.scopes) << kScopesShift;
 }
 
 What Unword(uint64_t word) {
-  return {.kind = static_cast<uint8_t>(word),
-          .role = static_cast<Role>(word >> kRoleShift & 0xf),
+  return {.kind = static_cast<CallKind>(word),
           .unit = static_cast<int>(word >> kUnitShift & kUnits) - 1,
           .scopes = static_cast<uint32_t>(word >> kScopesShift)};
 }
@@ -79,22 +77,24 @@ void WaitCycles::Note(int engine, uint64_t call, What what) {
   RankLog::Engine& log = Mine().engines[engine % RankLog::kEngines];
   if (log.number.load(std::memory_order_relaxed) != static_cast<uint32_t>(engine) + 1) return;
   Writer& writer = writers_[engine % RankLog::kEngines];
+  const bool begins = Begins(what.kind), drops = what.kind == CallKind::kDrop,
+             ends = Finishes(what.kind) || drops;
   if (writer.depth == 0) {
-    if (what.role != Role::kCall && what.role != Role::kBegin) return;
+    if (IsScope(what.kind) || ends) return;
     writer = {};
     writer.call = call - made_at_[engine % RankLog::kEngines];
     log.is_void.store(0, std::memory_order_relaxed);
   } else {
     ++writer.position;
   }
-  if (what.role == Role::kBegin && writer.depth == kDepthMax) return log.is_void.store(1);
-  if (what.role == Role::kBegin) writer.scopes[++writer.depth] = 0;
-  if (what.role == Role::kScope) ++writer.scopes[writer.depth];
+  if (begins && writer.depth == kDepthMax) return log.is_void.store(1);
+  if (begins) writer.scopes[++writer.depth] = 0;
+  if (IsScope(what.kind)) ++writer.scopes[writer.depth];
   what.scopes = writer.scopes[writer.depth];
-  if (what.role == Role::kFinish || what.role == Role::kDrop) --writer.depth;
+  if (ends) --writer.depth;
   const uint64_t word = Word(what);
   writer.hash = Mix(writer.hash, word);
-  if (what.role == Role::kDrop && writer.depth > 0) log.is_void.store(1);
+  if (drops && writer.depth > 0) log.is_void.store(1);
   if (log.is_void.load(std::memory_order_relaxed) != 0) return;
   const uint64_t number = log.count.load(std::memory_order_relaxed);
   RankLog::Entry& entry = log.entries[number % RankLog::kKept];
@@ -172,7 +172,7 @@ absl::Status WaitCycles::Compare(const Copy& mine, int other, const Copy& theirs
     const std::vector<Entry>& others = found->entries;
     const auto dropped = [](const std::vector<Entry>& of, uint64_t call) {
       return std::any_of(of.begin(), of.end(), [&](const Entry& entry) {
-        return CallOf(entry.place) == call && Unword(entry.what).role == Role::kDrop;
+        return CallOf(entry.place) == call && Unword(entry.what).kind == CallKind::kDrop;
       });
     };
     auto their = others.begin();
@@ -220,45 +220,38 @@ absl::Status WaitCycles::LookAt(std::span<const int> absent) {
   return absl::OkStatus();
 }
 
-std::vector<uint64_t> WaitCycles::Pack() const {
+void WaitCycles::Pack(Packer& packer) const {
   const Copy mine = Read(Mine(), kSent);
-  std::vector<uint64_t> words = {mine.engines.size()};
+  packer.Add(mine.engines.size());
   for (const auto& [engine, errors, entries] : mine.engines) {
-    words.insert(words.end(), {static_cast<uint64_t>(engine), errors, entries.size()});
-    for (const Entry& entry : entries)
-      words.insert(words.end(), {entry.place, entry.what, entry.hash});
+    packer.Add(engine, errors, entries.size());
+    for (const Entry& entry : entries) packer.Add(entry.place, entry.what, entry.hash);
   }
+  packer.Add(mine.lanes.size());
   for (const LaneState& lane : mine.lanes)
-    words.insert(words.end(), {lane.id, lane.enqueued, lane.waits, lane.absent});
-  return words;
+    packer.Add(lane.id, lane.enqueued, lane.waits, lane.absent);
 }
 
-absl::Status WaitCycles::Receive(int rank, std::span<const uint64_t> words) const {
-  constexpr size_t kOfEngine = 3, kOfEntry = 3, kOfLane = 4;
-  const auto take = [&](size_t count) {
-    const std::span<const uint64_t> taken = words.first(std::min(count, words.size()));
-    words = words.subspan(taken.size());
-    return taken;
+absl::Status WaitCycles::Receive(int rank, Unpacker& unpacker) const {
+  const auto for_each = [&](auto read) {
+    for (uint64_t left = unpacker.Number(); left > 0 && unpacker.ok(); --left) read();
   };
   Copy theirs;
-  const std::span<const uint64_t> engines = take(1);
-  for (uint64_t e = 0; !engines.empty() && e < engines[0]; ++e) {
-    const std::span<const uint64_t> engine = take(kOfEngine);
-    if (engine.size() < kOfEngine) return absl::OkStatus();
-    const std::span<const uint64_t> entries =
-        take(kOfEntry * static_cast<size_t>(std::min(engine[2], kSent)));
-    OfEngine& copied = theirs.engines.emplace_back(OfEngine{
-        .number = static_cast<int>(engine[0]), .errors = static_cast<uint32_t>(engine[1])});
-    for (size_t i = 0; i + kOfEntry <= entries.size(); i += kOfEntry)
-      copied.entries.push_back(
-          {.place = entries[i], .what = entries[i + 1], .hash = entries[i + 2]});
-  }
-  for (; words.size() >= kOfLane; words = words.subspan(kOfLane)) {
-    theirs.lanes.push_back(
-        {.id = words[0], .enqueued = words[1], .waits = words[2], .absent = words[3]});
-  }
+  for_each([&] {
+    OfEngine& of = theirs.engines.emplace_back();
+    unpacker.Read(of.number, of.errors);
+    for_each([&] {
+      Entry& entry = of.entries.emplace_back();
+      unpacker.Read(entry.place, entry.what, entry.hash);
+    });
+  });
+  for_each([&] {
+    LaneState& lane = theirs.lanes.emplace_back();
+    unpacker.Read(lane.id, lane.enqueued, lane.waits, lane.absent);
+  });
   const Copy mine = Read(Mine(), RankLog::kKept);
-  if (!WaitsInVain(mine.lanes, rank, theirs.lanes) || !WaitsInVain(theirs.lanes, rank_, mine.lanes))
+  if (!unpacker.ok() || !WaitsInVain(mine.lanes, rank, theirs.lanes) ||
+      !WaitsInVain(theirs.lanes, rank_, mine.lanes))
     return absl::OkStatus();
   return Compare(mine, rank, theirs);
 }

@@ -44,6 +44,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "ebb/runtime/comm/call_kind.h"
+#include "ebb/runtime/comm/packer.h"
 
 namespace ebb {
 
@@ -78,11 +80,8 @@ struct alignas(64) RankLog {
 
 class WaitCycles {
  public:
-  // How an entry of the log is worded, and how it counts.
-  enum class Role : uint8_t { kCall, kBegin, kScope, kFinish, kDrop };
   struct What {
-    uint8_t kind = 0;  // CallKind
-    Role role = Role::kCall;
+    CallKind kind = CallKind::kNone;
     int unit = -1;
     uint32_t scopes = 0;  // of the step or evaluation, with this one
   };
@@ -100,10 +99,10 @@ class WaitCycles {
   // A call has returned an error. Any thread.
   void NoteError(uint32_t errors);
 
-  // For ranks that share no memory. Pack returns the newest entries and the waits. Receive compares
+  // For ranks that share no memory. Pack adds the newest entries and the waits. Receive compares
   // the log of `rank` with this one. Any thread.
-  std::vector<uint64_t> Pack() const;
-  absl::Status Receive(int rank, std::span<const uint64_t> words) const;
+  void Pack(Packer& packer) const;
+  absl::Status Receive(int rank, Unpacker& unpacker) const;
 
   // A communicator of this rank.
   class Lane {

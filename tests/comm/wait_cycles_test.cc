@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "ebb/runtime/comm/call_order.h"
+#include "ebb/runtime/comm/rank_errors.h"
 
 namespace ebb::wait_cycles_test {
 namespace {
@@ -84,7 +85,7 @@ TEST_P(WaitCyclesTest, TheSecondOfTwoThatWaitForEachOtherFindsTheDifference) {
   EXPECT_EQ(apart.message(),
             "ranks opened different scopes: as number 3 of the step rank 0 opened nothing more, "
             "rank 1 Forward('a'); every rank must open the same scopes in the same order");
-  EXPECT_TRUE(CallOrder::IsDifference(apart)) << apart;
+  EXPECT_TRUE(IsDifference(apart)) << apart;
 }
 
 TEST_P(WaitCyclesTest, ARankWhoseWaitTheOtherHasEndedLearnsItToo) {
@@ -93,8 +94,7 @@ TEST_P(WaitCyclesTest, ARankWhoseWaitTheOtherHasEndedLearnsItToo) {
   EXPECT_TRUE(Wait(0, reduce_).ok());
   EXPECT_FALSE(Wait(1, gather_).ok());
   EndWait(1, gather_);
-  const int other = 1;
-  EXPECT_FALSE(reduce_[0]->Waits({&other, 1}).ok());
+  EXPECT_FALSE(reduce_[0]->Waits({&kOthers, 1}).ok());
 }
 
 TEST_P(WaitCyclesTest, ARankThatOnlyLagsIsNoDifference) {
@@ -148,7 +148,7 @@ TEST_P(WaitCyclesTest, AnErrorOfOneRankBeforeAnEngineWasMadeDoesNotCount) {
   }
   Call(0, CallKind::kFinishEvaluation, 2);
   EXPECT_TRUE(Wait(0, reduce_).ok());
-  EXPECT_TRUE(CallOrder::IsDifference(Wait(1, gather_)));
+  EXPECT_TRUE(IsDifference(Wait(1, gather_)));
 }
 
 TEST_P(WaitCyclesTest, StepsThatBothRanksHaveDroppedAreNotCompared) {

@@ -327,18 +327,14 @@ TEST(StepOutcomeTest, AnEvaluationReturnsTheErrorOfAStepThatNoCallHasReturned) {
 TEST(StepOutcomeTest, CallsOfAllRanksOutsideOfStepsHaveTheErrorsOfAll) {
   Ranks ranks(1);
   Rank& rank = ranks.at(0);
-  ErrorAgreement agreement({.errors = &rank.errors,
-                            .peers = &rank.peers,
-                            .control = &*rank.control,
-                            .messages = &rank.messages});
   const std::vector<int64_t> log = {1, 1};
-  EXPECT_OK(agreement.ErrorOfCall(log, {}, /*step=*/1));
+  EXPECT_OK(ranks[0].ErrorOfCall(log, {}));
   Verdict other;
   other.error = kMistake;
-  EXPECT_EQ(agreement.ErrorOfCall(log, other, /*step=*/1), kMistake);
-  EXPECT_OK(agreement.ErrorOfCall(log, {}, /*step=*/1));
+  EXPECT_EQ(ranks[0].ErrorOfCall(log, other), kMistake);
+  EXPECT_OK(ranks[0].ErrorOfCall(log, {}));
   rank.errors.Fail(absl::DataLossError("the disk"));
-  EXPECT_EQ(agreement.ErrorOfCall(log, {}, /*step=*/1), absl::DataLossError("the disk"));
+  EXPECT_EQ(ranks[0].ErrorOfCall(log, {}), absl::DataLossError("the disk"));
   EXPECT_EQ(rank.peers.withdrawn, absl::DataLossError("the disk"));
 }
 

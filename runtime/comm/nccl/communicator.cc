@@ -10,7 +10,7 @@
 #include "ebb/runtime/comm/call_order.h"
 #include "ebb/runtime/comm/collective.h"
 #include "ebb/runtime/comm/grouping.h"
-#include "ebb/runtime/comm/rendezvous/packer.h"
+#include "ebb/runtime/comm/packer.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/cuda/context.h"
 #include "ebb/runtime/device/driver_memory.h"

@@ -11,7 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "ebb/runtime/comm/rendezvous/packer.h"
+#include "ebb/runtime/comm/packer.h"
 #include "ebb/runtime/comm/rendezvous/socket.h"
 #include "ebb/runtime/device/wait_point.h"
 

@@ -9,8 +9,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "ebb/runtime/comm/packer.h"
 #include "ebb/runtime/comm/rank_errors.h"
-#include "ebb/runtime/comm/rendezvous/packer.h"
 #include "ebb/runtime/comm/shared/layout.h"
 #include "ebb/runtime/device/machine.h"
 

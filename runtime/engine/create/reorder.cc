@@ -70,7 +70,7 @@ absl::Status Reorder::To(std::vector<Visit> forward, std::vector<ScopeEvent> ord
   if (own.ok()) own = ValidateGiven(model_);
   model_ = DivideByDType(std::move(model_), with_.inputs.config.compute);
   if (own.ok()) own = Plan();
-  EBB_RETURN_IF_ERROR(with_.call.barrier->Enter(CollectiveCall::kReorder, /*subject=*/0, own));
+  EBB_RETURN_IF_ERROR(with_.call.barrier->Enter(CallKind::kReorder, /*subject=*/0, own));
   EBB_RETURN_IF_ERROR(AgreeOnOrder(Control(), model_, next_.Fingerprint()));
   return Change();
 }

@@ -3,17 +3,23 @@
 #include <bit>
 #include <cstddef>
 #include <cstdlib>
+#include <iterator>
 #include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/comm/call_kind.h"
+#include "ebb/runtime/comm/rank_errors.h"
+#include "ebb/runtime/config/name_view.h"
 #include "ebb/runtime/engine/outcome/scope_trail.h"
 
 namespace ebb {
 namespace {
 
-bool IsCollectiveCall(std::span<const int64_t> log) {
-  return log.size() > 1 && log[1] >= static_cast<int64_t>(CollectiveCall::kSuspend);
+// A call outside of steps, or kNone.
+CallKind CallOf(std::span<const int64_t> log) {
+  const bool is_call = log.size() > 1 && log[1] >= kOfCall;
+  return is_call ? static_cast<CallKind>(log[1] - kOfCall) : CallKind::kNone;
 }
 
 bool IsEvaluation(std::span<const int64_t> log) {
@@ -21,26 +27,20 @@ bool IsEvaluation(std::span<const int64_t> log) {
 }
 
 // The second entry of a log, in words.
-std::string DescribeBegun(int64_t begun) {
-  switch (static_cast<CollectiveCall>(begun)) {
-    case CollectiveCall::kSuspend:
-      return "calls Suspend";
-    case CollectiveCall::kResume:
-      return "calls Resume";
-    case CollectiveCall::kCopyInto:
-      return "calls CopyParametersFrom";
-    case CollectiveCall::kCopyFrom:
-      return "copies its parameters into another engine";
-    case CollectiveCall::kSetTrainingState:
-      return "calls SetTrainingState";
-    case CollectiveCall::kAgree:
-      return "calls Agree";
-    case CollectiveCall::kReadAsync:
-      return "calls ReadAsync";
-    case CollectiveCall::kReorder:
-      return "calls Reorder";
-  }
-  return begun < 0 ? "is in an evaluation" : "is in a step";
+std::string_view DescribeBegun(std::span<const int64_t> log) {
+  constexpr std::string_view kCalls[] = {"calls Suspend",
+                                         "calls Resume",
+                                         "calls CopyParametersFrom",
+                                         "copies its parameters into another engine",
+                                         "calls SetTrainingState",
+                                         "calls Agree",
+                                         "calls ReadAsync",
+                                         "calls Reorder"};
+  constexpr auto kFirst = static_cast<size_t>(CallKind::kSuspend);
+  static_assert(kFirst + std::size(kCalls) == static_cast<size_t>(CallKind::kReorder) + 1);
+  if (const CallKind call = CallOf(log); Meets(call))
+    return kCalls[static_cast<size_t>(call) - kFirst];
+  return IsEvaluation(log) ? "is in an evaluation" : "is in a step";
 }
 
 }  // namespace
@@ -89,9 +89,9 @@ absl::Status OutcomeMessages::OtherRates(const Verdict& ranks) const {
 absl::Status OutcomeMessages::Located(const absl::Status& broken, std::string_view operation,
                                       std::span<const int64_t> log, int64_t step) const {
   std::string where = absl::StrCat("in step ", step);
-  if (IsCollectiveCall(log)) {
+  if (Meets(CallOf(log))) {
     where = absl::StrCat("with the engine '", engine_, "' ", RankName(rank()), " ",
-                         DescribeBegun(log[1]));
+                         NameView(DescribeBegun(log)));
   } else if (IsEvaluation(log)) {
     where = "in an evaluation";
   }
@@ -135,40 +135,35 @@ absl::Status OutcomeMessages::DifferenceOfTrails(std::span<const ExchangeRecord>
 absl::Status OutcomeMessages::BegunDifferently(std::span<const int64_t> first,
                                                std::span<const int64_t> other,
                                                size_t other_rank) const {
-  const std::string zero = RankName(0), rank = RankName(static_cast<int>(other_rank));
+  const std::string zero = RankName(0), rank = RankName(static_cast<int>(other_rank)),
+                    with_engine = absl::StrCat(" with the engine '", engine_, "': ");
   size_t index = 0;
   while (index < kBegunEntries && index < first.size() && index < other.size() &&
          first[index] == other[index])
     ++index;
   if (index == kBegunEntries || index == first.size() || index == other.size())
     return absl::OkStatus();
-  if (first[1] != other[1] && (IsCollectiveCall(first) || IsCollectiveCall(other))) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("ranks do different things with the engine '", engine_, "': ", zero, " ",
-                     DescribeBegun(first[1]), ", ", rank, " ", DescribeBegun(other[1])));
+  const CallKind call = CallOf(first);
+  if (first[1] != other[1] && (Meets(call) || Meets(CallOf(other)))) {
+    return DoDifferentThings(absl::StrCat(with_engine, zero, " ", NameView(DescribeBegun(first)),
+                                          ", ", rank, " ", NameView(DescribeBegun(other))));
   }
-  if (index > 0 && first[1] == static_cast<int64_t>(CollectiveCall::kSetTrainingState)) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("ranks set different training states of the engine '", engine_, "': ", rank,
-                     " differs from ", zero, "; every rank must set the same"));
-  }
-  if (index > 0 && first[1] == static_cast<int64_t>(CollectiveCall::kAgree)) {
-    return absl::FailedPreconditionError(absl::StrCat("ranks call Agree of the engine '", engine_,
-                                                      "' about different things: ", rank,
-                                                      " differs from ", zero));
-  }
-  if (index > 0 && IsCollectiveCall(first)) {
-    return absl::FailedPreconditionError(absl::StrCat("ranks copy parameters into the engine '",
-                                                      engine_, "' from different engines: ", rank,
-                                                      " differs from ", zero));
+  if (index > 0 && Meets(call)) {
+    const std::string of_engine = absl::StrCat(" the engine '", engine_, "'");
+    std::string what = absl::StrCat("copy parameters into", of_engine, " from different engines");
+    if (call == CallKind::kSetTrainingState)
+      what = absl::StrCat("set different training states of", of_engine);
+    if (call == CallKind::kAgree)
+      what = absl::StrCat("call Agree of", of_engine, " about different things");
+    return absl::FailedPreconditionError(absl::StrCat("ranks ", what, ": ", rank, " differs from ",
+                                                      zero, "; every rank must give the same"));
   }
   if (index == 1 && IsEvaluation(first) != IsEvaluation(other)) {
     const auto begun = [](bool evaluation) {
       return evaluation ? " began an evaluation" : " began a step";
     };
-    return absl::FailedPreconditionError(
-        absl::StrCat("ranks do different things with the engine '", engine_, "': ", rank,
-                     begun(IsEvaluation(other)), " where ", zero, begun(IsEvaluation(first))));
+    return DoDifferentThings(absl::StrCat(with_engine, rank, begun(IsEvaluation(other)), " where ",
+                                          zero, begun(IsEvaluation(first))));
   }
   constexpr const char* kWhat[kBegunEntries] = {
       "are in different steps or evaluations (counted from the first, with every Suspend, Resume, "
@@ -191,10 +186,8 @@ absl::Status OutcomeMessages::OpenedDifferently(int number, int first, int other
   const auto name = [this](int code) {
     return code == ScopeTrail::kNothing ? std::string("nothing more") : ScopeName(code);
   };
-  return absl::FailedPreconditionError(absl::StrCat(
-      "ranks opened different scopes: as number ", number + 1, " of the step ", RankName(0),
-      " opened ", name(first), ", ", RankName(static_cast<int>(other_rank)), " ", name(other),
-      "; every rank must open the same scopes in the same order"));
+  return OpenedDifferentScopes(number + 1, RankName(0), name(first),
+                               RankName(static_cast<int>(other_rank)), name(other));
 }
 
 }  // namespace ebb

@@ -29,18 +29,9 @@ struct CallLog {
   }
 };
 
-// Calls that every rank makes, outside of steps. The second entry of a log is one of these, a
-// step's number of micro-batches, or an evaluation's, which is negative.
-enum class CollectiveCall : int64_t {
-  kSuspend = int64_t{1} << 40,
-  kResume,
-  kCopyInto,
-  kCopyFrom,
-  kSetTrainingState,
-  kAgree,
-  kReadAsync,
-  kReorder,
-};
+// The second entry of a log is a step's number of micro-batches, an evaluation's, which is negative,
+// or this and a call that meets others (CallKind).
+inline constexpr int64_t kOfCall = int64_t{1} << 40;
 
 // Entries of a log before its scopes: which step or evaluation it is, and its options.
 inline constexpr size_t kBegunEntries = 5;

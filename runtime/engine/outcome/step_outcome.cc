@@ -20,13 +20,7 @@ std::span<const int> BackwardsOf(const std::vector<int>* order) {
 
 }  // namespace
 
-StepOutcome::StepOutcome(const Parts& parts)
-    : with_(parts),
-      agreed_({.errors = parts.errors,
-               .peers = parts.peers,
-               .control = parts.control,
-               .messages = parts.messages}),
-      training_(*parts.config) {
+StepOutcome::StepOutcome(const Parts& parts) : with_(parts), training_(*parts.config) {
   with_.control->loss_scale() = training_.loss_scale();
 }
 
@@ -129,12 +123,74 @@ absl::StatusOr<Evaluation::Sums> StepOutcome::FinishEvaluation() {
   with_.peers->AwaitConclusion(parity);
   slot.error = with_.errors->Peek();
   slot.state = State::kFree;
-  if (const absl::Status agreed = agreed_.ErrorOf(slot.Known(parity, finished_ + 1)); !agreed.ok())
+  if (const absl::Status agreed = ErrorOf(slot.Known(parity)); !agreed.ok())
     with_.errors->NoteJudged(agreed, slot.terms.exchange);
   const absl::Status reported = with_.errors->Report();
   EndOpen();
   if (!reported.ok()) return reported;
   return slot.sums;
+}
+
+absl::Status StepOutcome::ErrorOf(const Known& known) {
+  StepErrors& errors = *with_.errors;
+  if (errors.has_failed()) {
+    const absl::Status failure = errors.failure();
+    with_.peers->Abort(failure);
+    with_.peers->Withdraw(failure);
+    return failure;
+  }
+  absl::Status status = known.error;
+  // The first thing that ranks did differently. OK if there is none, or if they can no longer tell
+  // each other. `broken`: why they have to.
+  const auto difference = [&](const absl::Status& broken) {
+    const absl::StatusOr<std::vector<std::vector<int64_t>>> logs =
+        with_.peers->Logs(known.log, broken);
+    return logs.ok() ? with_.messages->DifferenceOfLogs(*logs) : absl::OkStatus();
+  };
+  if (known.ranks.engine_failed) {
+    errors.Fail(status.ok() ? known.ranks.error : status);
+    return errors.failure();
+  }
+  // A failure after the exchange of a step that was left open fails the next step.
+  const bool stands = known.is_step && !known.waits && known.complete && !known.ranks.broken;
+  absl::Status broken = stands ? with_.peers->DeviceFailure() : with_.peers->Broken();
+  if (broken.ok() && known.ranks.broken) broken = known.ranks.error;
+  if (!broken.ok()) {
+    // A rank may be waiting in another communicator for this rank.
+    with_.peers->Abort(broken);
+    // The others know it too, or are told now.
+    const bool is_difference = IsDifference(broken);
+    if (is_difference) with_.peers->Withdraw(broken);
+    // The ranks may have opened different scopes before the collectives noticed, and that explains
+    // the failure better. Some ranks may learn of any other failure a step later than others.
+    const bool may_have_gone_apart =
+        !is_difference && (absl::IsFailedPrecondition(broken) || absl::IsDeadlineExceeded(broken));
+    const absl::Status apart = may_have_gone_apart ? difference(broken) : absl::OkStatus();
+    if (status.ok()) status = apart;
+    if (status.ok()) {
+      status = with_.messages->Located(broken, with_.peers->WhereBroken(broken), known.log,
+                                       finished_ + 1);
+    }
+    errors.Fail(
+        absl::Status(status.code(), absl::StrCat("the engine has failed: ", status.message())));
+    return errors.failure();
+  }
+  if (status.ok()) status = known.ranks.error;
+  if (status.ok() && known.ranks.scopes_differ) {
+    // The ranks come here at different times where the step was left open.
+    status = !known.is_step || known.waits
+                 ? difference(absl::OkStatus())
+                 : with_.messages->DifferenceOfTrails(with_.control->records(known.parity));
+    if (status.ok()) status = absl::FailedPreconditionError("ranks opened different scopes");
+  }
+  if (status.ok() && known.ranks.other_rates >= 0) status = with_.messages->OtherRates(known.ranks);
+  return status;
+}
+
+absl::Status StepOutcome::ErrorOfCall(std::span<const int64_t> log, const Verdict& ranks) {
+  const absl::Status own = with_.errors->Report();
+  const absl::Status agreed = ErrorOf({.error = own, .log = log, .ranks = ranks});
+  return with_.errors->has_failed() ? with_.errors->Report() : agreed;
 }
 
 void StepOutcome::Drop() {
@@ -159,7 +215,7 @@ void StepOutcome::TakeOne(Slot& slot, int parity) {
   slot.state = State::kFree;
   StepErrors& errors = *with_.errors;
   const Judgement& judged = slot.judged;
-  absl::Status status = agreed_.ErrorOf(slot.Known(parity, finished_ + 1));
+  absl::Status status = ErrorOf(slot.Known(parity));
   if (!errors.has_failed()) {
     if (judged.failed && judged.cause != slot.terms.exchange) {
       status = last_failure_;  // held back for an error of a step before it

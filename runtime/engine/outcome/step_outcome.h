@@ -28,7 +28,6 @@
 #include "ebb/runtime/config/config.h"
 #include "ebb/runtime/engine/engine.h"
 #include "ebb/runtime/engine/outcome/control_block.h"
-#include "ebb/runtime/engine/outcome/error_agreement.h"
 #include "ebb/runtime/engine/outcome/exchange.h"
 #include "ebb/runtime/engine/outcome/outcome_messages.h"
 #include "ebb/runtime/engine/outcome/step_errors.h"
@@ -88,6 +87,8 @@ class StepOutcome {
   // Ends the open step. Returns this rank's own error, or the verdict if the step waits for it.
   absl::Status Finish();
   absl::StatusOr<Evaluation::Sums> FinishEvaluation();
+  // The error of another call of all ranks, after its exchange.
+  absl::Status ErrorOfCall(std::span<const int64_t> log, const Verdict& ranks);
   // Ends the open step or evaluation without a result.
   void Drop();
   // Waits for the verdicts of all finished steps but the last `untaken_max`.
@@ -113,6 +114,16 @@ class StepOutcome {
   void SetTrainingState(const TrainingState& state);
 
  private:
+  // Facts of a step, of an evaluation, or of another call of all ranks.
+  struct Known {
+    const absl::Status& error;  // this rank's
+    std::span<const int64_t> log;
+    const Verdict& ranks;  // of all records
+    bool is_step = false;
+    bool waits = false;     // its Finish waits for the verdict
+    bool complete = false;  // all ranks' records have come
+    int parity = 0;         // of the records
+  };
   struct Slot {
     std::atomic<State> state = State::kFree;
     bool evaluation = false;
@@ -126,15 +137,14 @@ class StepOutcome {
     Evaluation::Sums sums = {};  // an evaluation's
     Judgement judged = {};
 
-    ErrorAgreement::Known Known(int parity, int64_t step) const {
+    StepOutcome::Known Known(int parity) const {
       return {.error = error,
               .log = log,
               .ranks = ranks,
               .is_step = !evaluation,
               .waits = terms.waits,
               .complete = complete,
-              .parity = parity,
-              .step = step};
+              .parity = parity};
     }
     bool IsUntaken() const {
       const State now = state;
@@ -142,11 +152,14 @@ class StepOutcome {
     }
   };
 
+  // The error of any rank, after the exchange; the same step fails on all of them. Before that, a
+  // rank sends what only its own communicators know, so that no other rank waits for it. An error
+  // beyond the step fails the engine.
+  absl::Status ErrorOf(const Known& known);
   void EndOpen();
   void TakeOne(Slot& slot, int parity);
 
   const Parts with_;
-  ErrorAgreement agreed_;
   TrainingProgress training_;
   Slot slots_[ControlBlock::kSlots];  // by parity
   std::optional<int> open_;           // the parity of the open step or evaluation

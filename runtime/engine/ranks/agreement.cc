@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstring>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
@@ -135,18 +134,13 @@ absl::StatusOr<std::vector<std::string>> AllTexts(const HostLane& lane, std::str
 
 absl::StatusOr<std::vector<std::vector<int64_t>>> AllLists(const HostLane& lane,
                                                            std::span<const int64_t> values) {
-  EBB_ASSIGN_OR_RETURN(const std::vector<int64_t> counts,
-                       AllValues(lane, static_cast<int64_t>(values.size())));
-  const size_t longest = static_cast<size_t>(*std::max_element(counts.begin(), counts.end()));
-  std::vector<std::vector<int64_t>> lists(counts.size());
-  if (longest == 0) return lists;
-  std::vector<int64_t> own(values.begin(), values.end()), all(longest * counts.size());
-  own.resize(longest);
-  EBB_RETURN_IF_ERROR(
-      GatherBytes(lane, std::as_bytes(std::span(own)), std::as_writable_bytes(std::span(all))));
-  for (size_t r = 0; r < counts.size(); ++r) {
-    const auto begin = all.begin() + static_cast<int64_t>(r * longest);
-    lists[r].assign(begin, begin + counts[r]);
+  EBB_ASSIGN_OR_RETURN(
+      const std::vector<std::string> texts,
+      AllTexts(lane, {reinterpret_cast<const char*>(values.data()), values.size_bytes()}));
+  std::vector<std::vector<int64_t>> lists;
+  for (const std::string& text : texts) {
+    std::vector<int64_t>& list = lists.emplace_back(text.size() / sizeof(int64_t));
+    std::copy(text.begin(), text.end(), reinterpret_cast<char*>(list.data()));
   }
   return lists;
 }

@@ -3,7 +3,6 @@
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/engine/device_reach.h"
-#include "ebb/runtime/engine/outcome/error_agreement.h"
 #include "ebb/runtime/engine/outcome/exchange.h"
 #include "ebb/runtime/engine/ranks/agreement.h"
 #include "ebb/sharding/fingerprint.h"
@@ -33,11 +32,11 @@ absl::Status CallBarrier::WaitOnStepCommunicators() {
   return with_.peers->Broken();
 }
 
-absl::Status CallBarrier::Enter(CollectiveCall call, int64_t subject, const absl::Status& own) {
+absl::Status CallBarrier::Enter(CallKind call, int64_t subject, const absl::Status& own) {
   StepErrors& errors = *with_.errors;
   log_.Clear();
   log_.Begin(with_.calls->NextNumber());
-  log_.Begin(static_cast<int64_t>(call));
+  log_.Begin(kOfCall + static_cast<int64_t>(call));
   log_.Begin(subject);
   if (errors.has_failed()) {
     with_.peers->Abort(errors.failure());
@@ -63,19 +62,14 @@ absl::Status CallBarrier::Enter(CollectiveCall call, int64_t subject, const absl
     // rank's record.
     with_.communicators->control().Abort(broken);
   }
-  ErrorAgreement agreement({.errors = with_.errors,
-                            .peers = with_.peers,
-                            .control = with_.control,
-                            .messages = with_.messages});
-  const absl::Status agreed =
-      agreement.ErrorOfCall(log_.entries, ranks, with_.outcome->finished_steps() + 1);
+  const absl::Status agreed = with_.outcome->ErrorOfCall(log_.entries, ranks);
   return own.ok() || errors.has_failed() ? agreed : own;
 }
 
 absl::Status CallBarrier::Agree(const absl::Status& own, std::string_view about) {
   with_.calls->Note(CallKind::kAgree);
   const absl::Status settled = with_.outcome->AwaitVerdicts();
-  return Enter(CollectiveCall::kAgree, static_cast<int64_t>(sharding::Hasher().Add(about).hash()),
+  return Enter(CallKind::kAgree, static_cast<int64_t>(sharding::Hasher().Add(about).hash()),
                settled.ok() ? own : settled);
 }
 

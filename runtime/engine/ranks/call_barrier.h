@@ -41,7 +41,7 @@ class CallBarrier {
 
   // `subject`: a value beside the call that must be the same on all ranks. `own`: this rank's
   // error. It becomes every rank's error, and then nothing has happened.
-  absl::Status Enter(CollectiveCall call, int64_t subject, const absl::Status& own);
+  absl::Status Enter(CallKind call, int64_t subject, const absl::Status& own);
   // Engine::Agree, with no step alive.
   absl::Status Agree(const absl::Status& own, std::string_view about);
   // Engine::Exchange, likewise.

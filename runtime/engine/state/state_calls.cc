@@ -114,7 +114,7 @@ absl::StatusOr<std::shared_future<absl::Status>> StateCalls::ReadAsync(StateRead
   AwaitReads();
   const absl::Status prepared = with_.reads->Prepare(reader.beside_steps);
   EBB_RETURN_IF_ERROR(
-      with_.barrier->Enter(CollectiveCall::kReadAsync, /*subject=*/0, own.ok() ? prepared : own));
+      with_.barrier->Enter(CallKind::kReadAsync, /*subject=*/0, own.ok() ? prepared : own));
   const bool in_step = reader.may_begin_in_step && with_.reads->MayBeginInStep();
   std::shared_future<absl::Status> over = with_.reads->Take(std::move(reader));
   if (!in_step) with_.runner->Drain();
@@ -155,8 +155,7 @@ absl::Status StateCalls::SetTrainingState(const TrainingState& state) {
   // A carried update is of the steps that were counted so far.
   with_.runner->Drain();
   with_.streams->WaitIdle();
-  EBB_RETURN_IF_ERROR(
-      with_.barrier->Enter(CollectiveCall::kSetTrainingState, SubjectOf(state), own));
+  EBB_RETURN_IF_ERROR(with_.barrier->Enter(CallKind::kSetTrainingState, SubjectOf(state), own));
   with_.outcome->SetTrainingState(state);
   return absl::OkStatus();
 }
@@ -197,10 +196,9 @@ absl::Status StateCalls::CopyParametersFrom(StateCalls& source) {
   const EngineInputs& from = *source.with_.inputs;
   const uint64_t subject =
       sharding::Hasher().Add(from.options.name).Add(sharding::Fingerprint(from.model)).hash();
+  EBB_RETURN_IF_ERROR(with_.barrier->Enter(CallKind::kCopy, static_cast<int64_t>(subject), own));
   EBB_RETURN_IF_ERROR(
-      with_.barrier->Enter(CollectiveCall::kCopyInto, static_cast<int64_t>(subject), own));
-  EBB_RETURN_IF_ERROR(
-      source.with_.barrier->Enter(CollectiveCall::kCopyFrom, /*subject=*/0, absl::OkStatus()));
+      source.with_.barrier->Enter(CallKind::kCopyFrom, /*subject=*/0, absl::OkStatus()));
 
   with_.runner->AwaitState();
   source.with_.runner->AwaitState();

@@ -32,7 +32,7 @@ absl::Status Suspension::Suspend() {
   Storage::Room room;
   absl::Status made = settled;
   if (made.ok() && !suspended_) made = with_.storage->MakeRoom(Tier::kCpu, room);
-  EBB_RETURN_IF_ERROR(with_.barrier->Enter(CollectiveCall::kSuspend, /*subject=*/0, made));
+  EBB_RETURN_IF_ERROR(with_.barrier->Enter(CallKind::kSuspend, /*subject=*/0, made));
   if (suspended_) return absl::OkStatus();
   with_.pools->Deregister();
   suspended_ = true;  // also if it fails: no scope leads to where the pools have been
@@ -45,7 +45,7 @@ absl::Status Suspension::Resume() {
   Storage::Room room;
   absl::Status made = settled;
   if (made.ok() && suspended_) made = with_.storage->MakeRoom(Tier::kDevice, room);
-  EBB_RETURN_IF_ERROR(with_.barrier->Enter(CollectiveCall::kResume, /*subject=*/0, made));
+  EBB_RETURN_IF_ERROR(with_.barrier->Enter(CallKind::kResume, /*subject=*/0, made));
   if (!suspended_) return absl::OkStatus();
   if (const absl::Status moved = MovePools(std::move(room)); !moved.ok()) {
     with_.peers->Abort(moved);  // the others are about to register their pools

@@ -1,4 +1,4 @@
-#include "ebb/runtime/comm/rendezvous/packer.h"
+#include "ebb/runtime/comm/packer.h"
 
 namespace ebb {
 
