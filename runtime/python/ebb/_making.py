@@ -197,13 +197,14 @@ def _refuse_shared(model: nn.Module) -> None:
     """The engine would give each parameter memory of its own."""
     names: dict[tuple[torch.device, int], str] = {}
     for name, parameter in model.named_parameters():
-        if not nn.parameter.is_lazy(parameter) and not parameter.is_meta and parameter.numel() > 0:
-            first = names.setdefault((parameter.device, parameter.data_ptr()), name)
-            if first != name:
-                raise Error(
-                    f"'{first}' and '{name}' are two parameters over one memory: make them one parameter, as head.weight = embedding.weight does, or "
-                    "give each memory of its own", "INVALID_ARGUMENT"
-                )
+        if nn.parameter.is_lazy(parameter) or parameter.data_ptr() == 0:  # a meta tensor, a wrapper, or one without elements
+            continue
+        first = names.setdefault((parameter.device, parameter.data_ptr()), name)
+        if first != name:
+            raise Error(
+                f"'{first}' and '{name}' are two parameters over one memory: make them one parameter, as head.weight = embedding.weight does, or "
+                "give each memory of its own", "INVALID_ARGUMENT"
+            )
 
 
 def _refuse_hidden(model: nn.Module) -> None:

@@ -2,9 +2,7 @@
 
 import torch
 from modules import Blocks
-from pitfalls_test import refused
 from places import with_sgd
-from torch import nn
 from training import squared_error
 
 import ebb
@@ -33,16 +31,3 @@ def _as_torch(settings, batches, resident):
 
 def test_the_gradients_count_in_their_step(at):
     at(_frozen)
-
-
-def _one_memory(place):
-    """Each would get memory of its own."""
-    model = nn.Sequential(nn.Embedding(8, 8), nn.Linear(8, 8), nn.Linear(8, 8, bias=False))
-    model[2].weight.data = model[0].weight.data
-    refused(lambda: ebb.initialize(model, place.config()), "'0.weight' and '2.weight' are two parameters over one memory", "INVALID_ARGUMENT")
-    model[2].weight = model[0].weight
-    ebb.initialize(model, place.config()).close()
-
-
-def test_two_parameters_over_one_memory_are_refused(at):
-    at(_one_memory)

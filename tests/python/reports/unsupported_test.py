@@ -331,13 +331,40 @@ def left_out_backward(shards):
     engine.close()
 
 
+def over_one_memory(shards):
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Embedding(8, 8), nn.Linear(8, 8), nn.Linear(8, 8, bias=False))
+    model[2].weight.data = model[0].weight.data
+    refused(lambda: shards(model), "'0.weight' and '2.weight' are two parameters over one memory", "INVALID_ARGUMENT")
+    model[2].weight = model[0].weight
+    shards(model).close()
+
+
+def own_writes(shards):
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Embedding(8, 8, max_norm=0.1), nn.Linear(8, 8), nn.Linear(8, 1))
+    engine = shards(model)
+    refused(lambda: model(torch.arange(4)), "written to '0.weight'")
+    engine.close()
+
+
+def other_options(shards):
+    engine = shards.trained(Blocks())
+    for option, value in (("eps", 0.1), ("momentum", 0.7), ("maximize", True)):
+        refused(lambda: engine.param_groups[0].update({option: value}), rf"\['{option}'\] = .*Set it in the JSON", "UNIMPLEMENTED")
+    engine.close()
+
+
 PROVOCATIONS = {
     "`create_graph=True`": [second_derivatives],
     "several backwards through one forward": [several_backwards],
     "a forward whose backward is left out without `engine.drop()`": [left_out_backward],
     "two engines over one module": [two_engines],
     "parameters that are integers (except bytes), complex numbers, 8-bit floating-point numbers or tensor subclasses": [strange_parameters],
+    "parameters over one memory": [over_one_memory],
     "parameters that are added, removed, replaced, resized, tied, moved or cast after `initialize`": [changes, resized_vocabulary, added_adapter],
+    "modules that write to their own parameters, such as `nn.Embedding(max_norm=)`": [own_writes],
+    'options of `param_groups` other than "lr" and "weight_decay"': [other_options],
     "tensor parallelism": [tensor_parallel],
     "pipeline parallelism": [pipeline_parallel],
     "DDP, FSDP, DataParallel or accelerate's hooks around the model or inside it": [wrapped],
