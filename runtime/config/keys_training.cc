@@ -60,14 +60,6 @@ std::vector<Row> Top() {
        "gradients are divided by the world; StepOptions::gradient_divisor sets another divisor",
        Words("mean|sum"), RefusedUnless("mean")},
       {"sparse_gradients", kFlag, "not built: gradients are dense", kUnlessFalse},
-      {"communication_data_type", &C::communication, "dtype in which gradients are reduced",
-       IfAbsent("the compute dtype")},
-
-      {"data_types", kOpenBlock, "dtypes apart from the compute dtype"},
-      {"data_types.grad_accum_dtype", &C::accumulation,
-       "dtype in which reduced gradients are accumulated"},
-      {"data_types.param_dtype", kDType, "the compute dtype again; both must agree",
-       IfAbsent("the compute dtype")},
 
       {"fp16", kBlock, "compute in fp16, with loss scaling"},
       {"fp16.enabled", ComputesIn(DType::kFloat16), "whether parameters are computed with in fp16"},
@@ -100,6 +92,21 @@ std::vector<Row> Bf16() {
        "whether a step with inf or nan in a gradient is skipped"},
       {"bf16.bf16_master_weights_and_grads", kFlag, "not built: masters are fp32", kUnlessFalse},
       {"bf16.bf16_optimizer_states", kFlag, "not built: optimizer states are fp32", kUnlessFalse},
+  };
+}
+
+// After the compute dtype, which decides their defaults, so that a difference of two files names that first.
+std::vector<Row> OtherDTypes() {
+  using C = Config;
+  return {
+      {"communication_data_type", &C::communication, "dtype in which gradients are reduced",
+       IfAbsent("the compute dtype")},
+
+      {"data_types", kOpenBlock, "dtypes apart from the compute dtype"},
+      {"data_types.grad_accum_dtype", &C::accumulation,
+       "dtype in which reduced gradients are accumulated"},
+      {"data_types.param_dtype", kDType, "the compute dtype again; both must agree",
+       IfAbsent("the compute dtype")},
   };
 }
 
@@ -221,13 +228,10 @@ std::vector<Row> SchedulerParams() {
 }  // namespace
 
 std::vector<Section> TrainingSections() {
-  return {{"", Top()},
-          {"fp16.", Fp16()},
-          {"", Bf16()},
-          {"", Optimizer()},
-          {"optimizer.params.", OptimizerParams()},
-          {"", Scheduler()},
-          {"scheduler.params.", SchedulerParams()}};
+  return {{"", Top()},       {"fp16.", Fp16()},
+          {"", Bf16()},      {"", OtherDTypes()},
+          {"", Optimizer()}, {"optimizer.params.", OptimizerParams()},
+          {"", Scheduler()}, {"scheduler.params.", SchedulerParams()}};
 }
 
 }  // namespace ebb::config
