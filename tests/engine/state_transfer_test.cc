@@ -279,7 +279,7 @@ TEST(InitialValuesOfRanksTest, RanksThatDoNotAllTakeThoseOfRank0AreRefused) {
       2, ConfigFor({.world = 2, .stage = 3}), [](int) { return ScriptedModel(); },
       [](int rank) { return EngineOptions{.initial_values_of_rank_0 = rank == 1}; },
       [](Engine&) { return absl::OkStatus(); });
-  EXPECT_NE(status.message().find("EngineOptions::initial_values_of_rank_0 of rank 1 differs"),
+  EXPECT_NE(status.message().find("EngineOptions::initial_values_of_rank_0 (true) on rank 1"),
             absl::string_view::npos)
       << status;
 }
