@@ -97,13 +97,13 @@ absl::StatusOr<std::string> DifferentViews(Engine& engine, const std::string& pa
   constexpr size_t kShown = 3;
   if (names.size() > kShown) names.resize(kShown);
   const std::string own = names.empty() ? "none" : absl::StrJoin(names, ", ");
-  constexpr char kBetween = '\n';
+  constexpr char kAfterHost = '\n';
   EBB_ASSIGN_OR_RETURN(const std::vector<std::string> all,
                        engine.Exchange(absl::OkStatus(), "checkpoint: views",
-                                       absl::StrCat(HostName(), std::string(1, kBetween), own)));
+                                       absl::StrCat(HostName(), std::string(1, kAfterHost), own)));
   std::map<std::string, std::vector<std::string>> hosts;  // by view, then by rank
   for (size_t rank = 0; rank < all.size(); ++rank) {
-    const size_t between = all[rank].find(kBetween);
+    const size_t between = all[rank].find(kAfterHost);
     std::vector<std::string>& of_view = hosts[all[rank].substr(between + 1)];
     of_view.resize(all.size());
     of_view[rank] = all[rank].substr(0, between);

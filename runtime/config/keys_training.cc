@@ -82,7 +82,8 @@ std::vector<Row> Fp16() {
   };
 }
 
-std::vector<Row> Bf16() {
+// bf16, and the dtypes that follow the compute dtype: a difference of two files names that first.
+std::vector<Row> Bf16AndOtherDTypes() {
   return {
       {"bf16", kBlock, "compute in bf16"},
       {"bfloat16", kAnything, "an old name of a key", SameAs("bf16"), kDeprecated},
@@ -92,18 +93,12 @@ std::vector<Row> Bf16() {
        "whether a step with inf or nan in a gradient is skipped"},
       {"bf16.bf16_master_weights_and_grads", kFlag, "not built: masters are fp32", kUnlessFalse},
       {"bf16.bf16_optimizer_states", kFlag, "not built: optimizer states are fp32", kUnlessFalse},
-  };
-}
 
-// After the compute dtype, which decides their defaults, so that a difference of two files names that first.
-std::vector<Row> OtherDTypes() {
-  using C = Config;
-  return {
-      {"communication_data_type", &C::communication, "dtype in which gradients are reduced",
+      {"communication_data_type", &Config::communication, "dtype in which gradients are reduced",
        IfAbsent("the compute dtype")},
 
       {"data_types", kOpenBlock, "dtypes apart from the compute dtype"},
-      {"data_types.grad_accum_dtype", &C::accumulation,
+      {"data_types.grad_accum_dtype", &Config::accumulation,
        "dtype in which reduced gradients are accumulated"},
       {"data_types.param_dtype", kDType, "the compute dtype again; both must agree",
        IfAbsent("the compute dtype")},
@@ -228,10 +223,13 @@ std::vector<Row> SchedulerParams() {
 }  // namespace
 
 std::vector<Section> TrainingSections() {
-  return {{"", Top()},       {"fp16.", Fp16()},
-          {"", Bf16()},      {"", OtherDTypes()},
-          {"", Optimizer()}, {"optimizer.params.", OptimizerParams()},
-          {"", Scheduler()}, {"scheduler.params.", SchedulerParams()}};
+  return {{"", Top()},
+          {"fp16.", Fp16()},
+          {"", Bf16AndOtherDTypes()},
+          {"", Optimizer()},
+          {"optimizer.params.", OptimizerParams()},
+          {"", Scheduler()},
+          {"scheduler.params.", SchedulerParams()}};
 }
 
 }  // namespace ebb::config

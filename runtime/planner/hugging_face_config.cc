@@ -48,24 +48,24 @@ constexpr Family kFamilies[] = {
      .context = 8192}};
 
 // The names of one size, in the order of preference. GPT-2's own name is the second, if there is one.
-enum class Needed { kNo, kByAll, kByGated, kByExperts, kByExpertWidth };
-struct Size {
+enum class Need { kNo, kByAll, kByGated, kByExperts, kByExpertWidth };
+struct KeyOf {
   int64_t ModelShape::*to;
   std::array<const char*, 2> names;
-  Needed needed = Needed::kNo;
+  Need needed = Need::kNo;
 };
-constexpr Size kSizes[] = {
-    {&ModelShape::layers, {"num_hidden_layers", "n_layer"}, Needed::kByAll},
-    {&ModelShape::width, {"hidden_size", "n_embd"}, Needed::kByAll},
-    {&ModelShape::heads, {"num_attention_heads", "n_head"}, Needed::kByAll},
+constexpr KeyOf kKeysOf[] = {
+    {&ModelShape::layers, {"num_hidden_layers", "n_layer"}, Need::kByAll},
+    {&ModelShape::width, {"hidden_size", "n_embd"}, Need::kByAll},
+    {&ModelShape::heads, {"num_attention_heads", "n_head"}, Need::kByAll},
     {&ModelShape::key_value_heads, {"num_key_value_heads"}},
     {&ModelShape::head_width, {"head_dim"}},
-    {&ModelShape::feed_forward, {"intermediate_size", "n_inner"}, Needed::kByGated},
-    {&ModelShape::feed_forward, {"moe_intermediate_size"}, Needed::kByExpertWidth},
-    {&ModelShape::vocabulary, {"vocab_size"}, Needed::kByAll},
+    {&ModelShape::feed_forward, {"intermediate_size", "n_inner"}, Need::kByGated},
+    {&ModelShape::feed_forward, {"moe_intermediate_size"}, Need::kByExpertWidth},
+    {&ModelShape::vocabulary, {"vocab_size"}, Need::kByAll},
     {&ModelShape::context, {"max_position_embeddings", "n_positions"}},
-    {&ModelShape::experts, {"num_local_experts", "num_experts"}, Needed::kByExperts},
-    {&ModelShape::experts_of_token, {"num_experts_per_tok"}, Needed::kByExperts}};
+    {&ModelShape::experts, {"num_local_experts", "num_experts"}, Need::kByExperts},
+    {&ModelShape::experts_of_token, {"num_experts_per_tok"}, Need::kByExperts}};
 
 // A key that adds parameters which the family does not have.
 struct Foreign {
@@ -126,15 +126,15 @@ absl::Status CheckForeign(const Json& root, const Family& family) {
   return absl::OkStatus();
 }
 
-bool IsNeeded(Needed needed, const Family& family) {
+bool IsNeeded(Need needed, const Family& family) {
   const bool is_dense = family.gated && !family.has_expert_width;
-  return needed == Needed::kByAll || (needed == Needed::kByGated && is_dense) ||
-         (needed == Needed::kByExperts && family.has_experts) ||
-         (needed == Needed::kByExpertWidth && family.has_expert_width);
+  return needed == Need::kByAll || (needed == Need::kByGated && is_dense) ||
+         (needed == Need::kByExperts && family.has_experts) ||
+         (needed == Need::kByExpertWidth && family.has_expert_width);
 }
 
-absl::Status Read(const Json& root, const Family& family, const Size& size, ModelShape& shape) {
-  if (size.needed == Needed::kByExpertWidth && !family.has_expert_width) return absl::OkStatus();
+absl::Status Read(const Json& root, const Family& family, const KeyOf& size, ModelShape& shape) {
+  if (size.needed == Need::kByExpertWidth && !family.has_expert_width) return absl::OkStatus();
   for (const char* name : size.names) {
     if (name == nullptr || !root.contains(name)) continue;
     if (root[name].is_null()) {  // derived from the other sizes, in every family
@@ -193,7 +193,7 @@ absl::StatusOr<ModelShape> ShapeOfConfigJson(std::string_view text, std::string 
       .tied_head = Flag(*root, kTied, family.tied_head) || Flag(document.root, kTied, false),
       .query_biases = family.query_biases,
       .query_norms = family.query_norms};
-  for (const Size& size : kSizes) EBB_RETURN_IF_ERROR(Read(*root, family, size, shape));
+  for (const KeyOf& size : kKeysOf) EBB_RETURN_IF_ERROR(Read(*root, family, size, shape));
   if (!family.has_experts) shape.experts = 1;
   // One expert has a router, too; a block with none is as wide as another key says.
   if (family.has_experts && shape.experts < 2)

@@ -14,15 +14,15 @@ namespace ebb::planner {
 namespace {
 
 // The parts that a model has beside its sizes.
-enum class Family { kGpt2, kGated, kQwen2, kQwen3 };
+enum class Block { kGpt2, kGated, kQwen2, kQwen3 };
 struct NamedShape {
   const char* name;
-  Family family;
+  Block block;
   bool tied_head;
   int64_t layers, width, heads, key_value_heads, feed_forward, vocabulary, context;
   int64_t experts = 1, experts_of_token = 1;
 };
-using enum Family;
+using enum Block;
 constexpr NamedShape kNamed[] = {
     {"gpt2", kGpt2, true, 12, 768, 12, 12, 3072, 50257, 1024},
     {"gpt2-medium", kGpt2, true, 24, 1024, 16, 16, 4096, 50257, 1024},
@@ -64,16 +64,16 @@ const std::vector<ModelShape>& All() {
                          .width = of.width,
                          .heads = of.heads,
                          .key_value_heads = of.key_value_heads,
-                         .head_width = of.family == kQwen3 ? 128 : of.width / of.heads,
+                         .head_width = of.block == kQwen3 ? 128 : of.width / of.heads,
                          .feed_forward = of.feed_forward,
                          .vocabulary = of.vocabulary,
                          .context = of.context,
                          .experts = of.experts,
                          .experts_of_token = of.experts_of_token,
-                         .gated = of.family != kGpt2,
+                         .gated = of.block != kGpt2,
                          .tied_head = of.tied_head,
-                         .query_biases = of.family == kQwen2,
-                         .query_norms = of.family == kQwen3});
+                         .query_biases = of.block == kQwen2,
+                         .query_norms = of.block == kQwen3});
     return shapes;
   }();
   return *all;

@@ -45,7 +45,7 @@ void PrintTo(const Case& test, std::ostream* out) {
 class TraceEvents : public ::testing::TestWithParam<Case> {};
 
 TEST_P(TraceEvents, AreReadOrRefused) {
-  const std::string path = testing::TempDir() + "trace_events_test." + std::to_string(getpid());
+  const std::string path = ::testing::TempDir() + "trace_events_test." + std::to_string(getpid());
   std::ofstream(path) << GetParam().text;
   const absl::StatusOr<TraceTracks> tracks = ReadTraceEvents(path);
   unlink(path.c_str());
