@@ -8,7 +8,6 @@ that takes the tensor raises an error."""
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import functools
 import gc
 import sys
@@ -226,9 +225,6 @@ def _holder_of(value: Any) -> str:
     inner, name, last = [value], "", ""
     held = {id(value)}  # and what holds it, so far
     for _ in range(6):
-        for variable, kept in contextvars.copy_context().items():
-            if id(kept) in held:
-                return f"the ContextVar '{variable.name}'"
         following = []
         for holder in gc.get_referrers(*inner):
             if holder is inner or isinstance(holder, (types.FrameType, types.TracebackType)):

@@ -84,7 +84,7 @@ class _Guard:
         if isinstance(first, (Hidden, _Taken)):
             if what == "is_pinned":
                 return False  # torch asks its memory
-            if what in _ADDRESSES:
+            if what in _ADDRESSES and not _is_inner(sys._getframe(1).f_code.co_filename):  # torch.compile asks for all tensors
                 first._ebb_read(what)
         if what in _CONVERSIONS and arguments and isinstance(first, _Guard):
             with as_plain():
@@ -344,7 +344,8 @@ _allow = getattr(torch._C, "_clear_storage_data_ptr_access_error_msg", None)
 
 def has_value(tensor: torch.Tensor) -> bool:
     try:
-        tensor.data_ptr()
+        with as_plain():
+            tensor.data_ptr()
     except RuntimeError as error:
         return not is_of_no_value(error)
     return True

@@ -40,6 +40,8 @@ class _Group(dict):
         if key == "lr" and self._scheduled is not None:
             self._refuse_scheduler()
         if key in _FIXED and (key not in self or super().__getitem__(key) != value):
+            if self._scheduled is not None:
+                self._refuse_scheduler()
             raise Error(
                 f"param_groups[i][{key!r}] = {value}: the engine keeps the configuration's, and takes \"lr\" and \"weight_decay\" alone. Set it in the "
                 "JSON, and give schedulers of torch that change the momentum cycle_momentum=False", "UNIMPLEMENTED"

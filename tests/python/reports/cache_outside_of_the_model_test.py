@@ -376,13 +376,31 @@ def with_an_iterator():
 
 HOLDERS = {
     lambda: Slotted().scaled: "the attribute 'table' of an object of Slotted",
-    lambda: of_a_context: "the ContextVar 'angles of the context'",
     with_a_cell: r"the variable 'kept' of .*with_a_cell.<locals>.scaled\(\)",
     with_a_generator: r"the variable 'table' of .*tables\(\)",
     with_a_default: r"the variable 'kept' of .*with_a_default.<locals>.scaled\(\)",
-    with_an_attribute: r"the attribute 'bias' of .*with_an_attribute.<locals>.scaled\(\)",
     with_an_iterator: r"the variable 'iterator' of .*with_an_iterator.<locals>.scaled\(\)",
 }
+
+
+def _given_back(place):
+    for make in (lambda: of_a_context, with_an_attribute):
+        batches = place.batches()
+
+        def model_of(scaled):
+            class Scaled(Block):
+                def mixed(self, x):
+                    return scaled(x)
+
+            return made(Scaled)
+
+        expected = contextvars.copy_context().run(with_torch, model_of(make()), batches, squared_error)
+        losses, _ = with_engine(model_of(make()), batches, squared_error, place.config(), example=batches[0][0][:1])
+        assert losses == pytest.approx(expected, abs=2e-6)
+
+
+def test_a_context_and_an_attribute_of_a_function_get_their_values_back(one):
+    one.run(_given_back, places.PLACES[0])
 
 
 def _holders(place):
