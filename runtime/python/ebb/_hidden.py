@@ -314,23 +314,22 @@ def without_value(shape: torch.Size, dtype: torch.dtype, device: torch.device, n
     """A tensor that has a shape alone. Torch gives each way to its memory an error of ours: operators, storages, DLPack, scripts, torch.vmap,
     nested tensors, and whatever shares the memory."""
     one = torch.empty((), dtype=dtype, device=device)
-    _forbid(one.untyped_storage()._cdata, name)
+    _forbid(memory_of(one), text_of_no_value(name))
     return one.expand(shape)
 
 
-def _forbid(storage: int, name: str) -> None:
-    torch._C._set_storage_data_ptr_access_error_msg(
-        storage,
+def text_of_no_value(name: str) -> str:
+    return (
         f"'{name}' {_NO_VALUE}, nor has a view of it: it has a value while its unit runs, and none after close(). Keep a clone() in the unit's "
-        f"forward, or call engine.gather('{name}') on every rank; if the loss needs it, name it in resident=",
+        f"forward, or call engine.gather('{name}') on every rank; if the loss needs it, name it in resident="
     )
 
 
-def hide_memory(tensors: Iterable[torch.Tensor], names: Iterable[str]) -> None:
+def hide_memory(tensors: Iterable[torch.Tensor], texts: Iterable[str]) -> None:
     """What shares the memory of `tensors` is an error from here on, with a torch that can take that back."""
     if _allow is not None:
-        for tensor, name in zip(tensors, names):
-            _forbid(memory_of(tensor), name)
+        for tensor, text in zip(tensors, texts):
+            _forbid(memory_of(tensor), text)
 
 
 def show_memory(tensors: Iterable[torch.Tensor]) -> None:
@@ -339,7 +338,8 @@ def show_memory(tensors: Iterable[torch.Tensor]) -> None:
             _allow(memory_of(tensor))
 
 
-_allow = getattr(torch._C, "_clear_storage_data_ptr_access_error_msg", None)
+_forbid = torch._C._set_storage_data_ptr_access_error_msg
+_allow = getattr(torch._C, "_clear_storage_data_ptr_access_error_msg", None)  # torch 2.6 has none
 
 
 def has_value(tensor: torch.Tensor) -> bool:

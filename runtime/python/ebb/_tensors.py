@@ -12,7 +12,7 @@ from typing import Sequence
 
 import torch
 
-from ._hidden import Hidden, Stale, as_plain, guarded, hide_memory, kind_of, memory_of, show_memory, without_value
+from ._hidden import Hidden, Stale, as_plain, guarded, hide_memory, kind_of, memory_of, show_memory, text_of_no_value, without_value
 from ._library import Error, library
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.uint8)
@@ -76,6 +76,7 @@ class Slots:
         self.keep_whole = keep_whole
         self.kinds = [kind_of(parameter) for parameter in parameters]
         self.guards = [guarded(kind, Hidden) for kind in self.kinds]
+        self.texts = [text_of_no_value(name) for name in names]
         self.views: list[torch.Tensor] = []
         self.hidden: list[torch.Tensor] = []
         self.copies: list[torch.Tensor] = []  # of those that are kept whole
@@ -116,7 +117,7 @@ class Slots:
     def conceal(self) -> None:
         """Hides also what forward has kept of the values without a copy, such as a view for a penalty."""
         self.bits = []
-        hide_memory(self.views, self.names)
+        hide_memory(self.views, self.texts)
         with as_plain():
             for parameter, kind, hidden in zip(self.parameters, self.guards, self.hidden):
                 parameter.data = hidden
@@ -178,7 +179,7 @@ def _bits_of(tensor: torch.Tensor) -> int:
     return sum(int((sums * _odd_numbers(sums.numel(), bits.device)).sum()) for sums in (rows.sum(0), rows.sum(1)))
 
 
-_WEIGHTED_MAX = 1 << 20  # elements; of larger tensors only the sums of rows and of columns are weighted, which takes no memory
+_WEIGHTED_MAX = 1 << 16  # elements; of larger tensors only the sums of rows and of columns are weighted, which takes little memory
 
 
 @functools.lru_cache(64)
