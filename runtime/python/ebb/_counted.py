@@ -7,6 +7,7 @@ from __future__ import annotations
 import array
 import contextlib
 import dis
+import functools
 import os
 import sys
 import threading
@@ -15,7 +16,7 @@ from typing import Any, Iterator
 
 from torch import nn
 
-from ._fakes import ARRAY_BYTES_MAX, CONTAINERS, ITEMS_MAX, give_back, has_fake, is_the_users, within
+from ._fakes import ARRAY_BYTES_MAX, CONTAINERS, ITEMS_MAX, give_back, has_fake, is_the_users, slots_of, within
 
 _PLAIN = (int, float, complex, str, bytes, type(None))
 
@@ -29,8 +30,9 @@ def counters_as_they_were(model: nn.Module) -> Iterator[None]:
     reached = list(within(roots, _is_open))
     contents = [(one, one.copy()) for one in reached if type(one) in CONTAINERS and len(one) <= ITEMS_MAX]
     arrays = [(one, one[:] if isinstance(one, (bytearray, array.array)) else one.copy()) for one in reached if _is_array(one)]
-    spaces = [(vars(one), None) for one in [*functions, *filter(_is_the_users_object, reached)]] + variables
+    spaces = [(vars(one), None) for one in [*functions, *filter(_is_the_users_object, reached)] if hasattr(one, "__dict__")] + variables
     before = [(space, names, dict(space)) for space, names in spaces]
+    slotted = [(one, slots_of(one)) for one in reached if _is_the_users_object(one)]
     of_classes = [(kind, dict(vars(kind))) for kind in classes]
     cells = [cell for one in reached if isinstance(one, types.FunctionType) for cell in one.__closure__ or () if cell != types.CellType()]
     nonlocals = [(cell, cell.cell_contents) for cell in cells if isinstance(cell.cell_contents, _PLAIN)]
@@ -54,6 +56,9 @@ def counters_as_they_were(model: nn.Module) -> Iterator[None]:
                         space[name] = old[name]
                     else:
                         del space[name]
+        for one, old in slotted:
+            for name in _changed(slots_of(one), old):
+                setattr(one, name, old[name]) if name in old else delattr(one, name)
         for kind, old in of_classes:
             for name in _changed(vars(kind), old):
                 setattr(kind, name, old[name]) if name in old else delattr(kind, name)
@@ -68,7 +73,7 @@ def _changed(now: Any, before: dict[str, Any]) -> list[str]:
 
 def _is_the_users_object(value: Any) -> bool:
     kind = type(value)
-    return isinstance(getattr(value, "__dict__", None), dict) and (
+    return (isinstance(getattr(value, "__dict__", None), dict) or bool(slots_of(value))) and (
         kind in (types.SimpleNamespace, threading.local) or not isinstance(value, (type, nn.Module, types.FunctionType)) and is_the_users(kind.__module__)
     )
 
@@ -81,7 +86,7 @@ def _is_array(value: Any) -> bool:
 
 
 def _is_open(value: Any) -> bool:
-    return isinstance(value, (*CONTAINERS, tuple, types.FunctionType)) or _is_the_users_object(value)
+    return isinstance(value, (*CONTAINERS, tuple, types.FunctionType, functools._lru_cache_wrapper)) or _is_the_users_object(value)
 
 
 def _code_of(model: nn.Module) -> tuple[list[types.FunctionType], list[tuple[dict[str, Any], set[str]]]]:

@@ -150,8 +150,17 @@ def _held_by(value: Any) -> Iterable[Any]:
         return value if len(value) <= ITEMS_MAX else ()
     if isinstance(value, types.FunctionType):
         return [cell.cell_contents for cell in value.__closure__ or () if cell != types.CellType()]  # empty ones have no contents
+    if isinstance(value, functools._lru_cache_wrapper):  # its results; or a dict has them, which is its own
+        held = gc.get_referents(value)
+        return [one for inner in held for one in (inner.values() if isinstance(inner, dict) else (inner,)) if not isinstance(one, type)]
     attributes = getattr(value, "__dict__", None)
-    return attributes.values() if isinstance(attributes, dict) else ()  # not those of a class
+    own = list(attributes.values()) if isinstance(attributes, dict) else []  # not those of a class
+    return own + list(slots_of(value).values())
+
+
+def slots_of(value: Any) -> dict[str, Any]:
+    names = [name for kind in type(value).__mro__ for name, one in vars(kind).items() if isinstance(one, types.MemberDescriptorType)]
+    return {name: getattr(value, name) for name in names if hasattr(value, name)} if is_the_users(type(value).__module__) else {}
 
 
 @contextlib.contextmanager
@@ -266,8 +275,7 @@ def _variable_of(function: types.FunctionType, held: set[int], name: str) -> str
 def _attribute_of(holder: Any, held: set[int], name: str) -> str:
     if isinstance(holder, nn.Module) and any(id(table) in held for table in (holder._buffers, holder._parameters)):
         return name
-    slots = [slot for kind in type(holder).__mro__ for slot in vars(kind) if isinstance(vars(kind)[slot], types.MemberDescriptorType)]
-    attributes = {**{slot: getattr(holder, slot, None) for slot in slots}, **getattr(holder, "__dict__", {})}
+    attributes = {**slots_of(holder), **getattr(holder, "__dict__", {})}
     return next((attribute for attribute, one in attributes.items() if id(one) in held), "")
 
 

@@ -226,7 +226,7 @@ def made(kind):
 
 def forget():
     global ANGLES
-    ANGLES = Block.mask = ALIBI["bias"] = CONFIG.bias = SLOTTED.table = None
+    ANGLES = Block.mask = ALIBI["bias"] = CONFIG.bias = None
     ELSEWHERE.PRESET["angles"] = ELSEWHERE.HELPER.angles = None
     PRESET["angles"] = SPACE.tables[0]["angles"] = LOG["output"] = None
     BY_BLOCK[:] = [None] * 3
@@ -288,26 +288,22 @@ class Slotted:
         return x * self.table[0]
 
 
-SLOTTED = Slotted()
-
-
-class KeptInSlots(Block):
-    def mixed(self, x):
-        return SLOTTED.scaled(x)
-
-
 def _is_named(place):
-    forget()
-    model = made(KeptInSlots)
+    class Kept(Block):
+        def mixed(self, x):
+            return scaled(x)
+
+    scaled = with_a_generator()
+    model = made(Kept)
     engine = ebb.initialize(model, place.config())
     for _ in range(2):  # not only once
-        with pytest.raises(ebb.Error, match="'table' of an object of Slotted keeps a tensor without values.* call the model once before"):
+        with pytest.raises(ebb.Error, match=r"the variable 'table' of .*tables\(\) keeps a tensor without values.* call the model once before"):
             squared_error(model, place.batches()[0][0])
         engine.drop()
     engine.close()
-    forget()
-    made(KeptInSlots)(torch.ones(2, 8))
-    compare(lambda: made(KeptInSlots), place.batches(), squared_error, place.config())
+    scaled = with_a_generator()
+    made(Kept)(torch.ones(2, 8))
+    compare(lambda: made(Kept), place.batches(), squared_error, place.config())
 
 
 def test_what_cannot_be_taken_back_is_named_when_it_is_used(at):

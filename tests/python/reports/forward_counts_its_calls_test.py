@@ -3,6 +3,7 @@ warm-up within the model, a meter or a memory bank is torch's."""
 
 import array
 import contextvars
+import functools
 import os
 import threading
 import types
@@ -162,7 +163,7 @@ class Outside(Counts):
     def __init__(self):
         super().__init__()
         TENSOR.zero_(), NUMBERS.fill(0), LOCAL.__dict__.update(n=0), vars(_noted).clear(), os.environ.pop("FORWARDS", None)
-        ARRAY[0] = BYTES[0] = 0
+        ARRAY[0] = BYTES[0] = SLOTTED.n = cached().n = 0
         OF_CONTEXT.set(0)
 
     def count(self):
@@ -170,16 +171,27 @@ class Outside(Counts):
         NUMBERS[1] += 1
         ARRAY[0] += 1
         BYTES[0] += 1
-        LOCAL.n += 1
+        for one in (LOCAL, SLOTTED, cached()):
+            one.n += 1
         _noted.calls = getattr(_noted, "calls", 0) + 1
         OF_CONTEXT.set(OF_CONTEXT.get() + 1)
         os.environ["FORWARDS"] = str(int(os.environ.get("FORWARDS", 0)) + 1)
         counts = {
-            int(TENSOR), int(NUMBERS[1]), ARRAY[0], BYTES[0], LOCAL.n, _noted.calls, OF_CONTEXT.get(), int(os.environ["FORWARDS"])
+            int(TENSOR), int(NUMBERS[1]), ARRAY[0], BYTES[0], LOCAL.n, SLOTTED.n, cached().n, _noted.calls, OF_CONTEXT.get(), int(os.environ["FORWARDS"])
         }
         return counts.pop() if len(counts) == 1 else counts
 
 
+class Slotted:
+    __slots__ = ("n",)
+
+
+@functools.lru_cache
+def cached():
+    return types.SimpleNamespace(n=0)
+
+
+SLOTTED = Slotted()
 TENSOR, NUMBERS, ARRAY, BYTES = torch.zeros(()), numpy.zeros(2), array.array("q", [0]), bytearray(1)
 LOCAL = threading.local()
 OF_CONTEXT = contextvars.ContextVar("forwards")
