@@ -49,12 +49,12 @@ constexpr Family kFamilies[] = {
 
 // The names of one size, in the order of preference. GPT-2's own name is the second, if there is one.
 enum class Need { kNo, kByAll, kByGated, kByExperts, kByExpertWidth };
-struct KeyOf {
+struct SizeKeys {
   int64_t ModelShape::*to;
   std::array<const char*, 2> names;
   Need needed = Need::kNo;
 };
-constexpr KeyOf kKeysOf[] = {
+constexpr SizeKeys kSizeKeys[] = {
     {&ModelShape::layers, {"num_hidden_layers", "n_layer"}, Need::kByAll},
     {&ModelShape::width, {"hidden_size", "n_embd"}, Need::kByAll},
     {&ModelShape::heads, {"num_attention_heads", "n_head"}, Need::kByAll},
@@ -133,7 +133,7 @@ bool IsNeeded(Need needed, const Family& family) {
          (needed == Need::kByExpertWidth && family.has_expert_width);
 }
 
-absl::Status Read(const Json& root, const Family& family, const KeyOf& size, ModelShape& shape) {
+absl::Status Read(const Json& root, const Family& family, const SizeKeys& size, ModelShape& shape) {
   if (size.needed == Need::kByExpertWidth && !family.has_expert_width) return absl::OkStatus();
   for (const char* name : size.names) {
     if (name == nullptr || !root.contains(name)) continue;
@@ -193,7 +193,7 @@ absl::StatusOr<ModelShape> ShapeOfConfigJson(std::string_view text, std::string 
       .tied_head = Flag(*root, kTied, family.tied_head) || Flag(document.root, kTied, false),
       .query_biases = family.query_biases,
       .query_norms = family.query_norms};
-  for (const KeyOf& size : kKeysOf) EBB_RETURN_IF_ERROR(Read(*root, family, size, shape));
+  for (const SizeKeys& size : kSizeKeys) EBB_RETURN_IF_ERROR(Read(*root, family, size, shape));
   if (!family.has_experts) shape.experts = 1;
   // One expert has a router, too; a block with none is as wide as another key says.
   if (family.has_experts && shape.experts < 2)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import copy
 import dis
 import functools
 import os
@@ -29,10 +30,11 @@ def counters_as_they_were(model: nn.Module) -> Iterator[None]:
     roots = [functions, *named, *(dict(vars(place)) for place in (*classes, *model.modules()))]
     reached = list(within(roots, _is_open))
     contents = [(one, one.copy()) for one in reached if type(one) in CONTAINERS and len(one) <= ITEMS_MAX]
-    arrays = [(one, one[:] if isinstance(one, (bytearray, array.array)) else one.copy()) for one in reached if _is_array(one)]
-    spaces = [(vars(one), None) for one in [*functions, *filter(_is_the_users_object, reached)] if hasattr(one, "__dict__")] + variables
+    arrays = [(one, copy.copy(one)) for one in reached if _is_array(one)]
+    objects = [one for one in reached if _is_the_users_object(one)]
+    spaces = [(vars(one), None) for one in [*functions, *objects] if hasattr(one, "__dict__")] + variables
     before = [(space, names, dict(space)) for space, names in spaces]
-    slotted = [(one, slots_of(one)) for one in reached if _is_the_users_object(one)]
+    slotted = [(one, slots_of(one)) for one in objects]
     of_classes = [(kind, dict(vars(kind))) for kind in classes]
     cells = [cell for one in reached if isinstance(one, types.FunctionType) for cell in one.__closure__ or () if cell != types.CellType()]
     nonlocals = [(cell, cell.cell_contents) for cell in cells if isinstance(cell.cell_contents, _PLAIN)]
@@ -73,9 +75,10 @@ def _changed(now: Any, before: dict[str, Any]) -> list[str]:
 
 def _is_the_users_object(value: Any) -> bool:
     kind = type(value)
-    return (isinstance(getattr(value, "__dict__", None), dict) or bool(slots_of(value))) and (
-        kind in (types.SimpleNamespace, threading.local) or not isinstance(value, (type, nn.Module, types.FunctionType)) and is_the_users(kind.__module__)
-    )
+    if kind in (types.SimpleNamespace, threading.local):
+        return True
+    is_theirs = is_the_users(kind.__module__) and not isinstance(value, (type, nn.Module, types.FunctionType))
+    return is_theirs and (isinstance(getattr(value, "__dict__", None), dict) or bool(slots_of(value)))
 
 
 def _is_array(value: Any) -> bool:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ._fixed import refuse_added
-from ._hidden import are_same, as_shown, has_value, is_of_no_value, without_value
+from ._hidden import as_shown, has_value, is_of_no_value, without_value
 from ._library import Error
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ class Entries:
         """Puts `values` in the place of entries that are the parameters."""
         for key, value in values.items():
             entry, parameter = destination.get(prefix + key), parameters[key]
-            if isinstance(entry, torch.Tensor) and are_same(entry, parameter):
+            if isinstance(entry, torch.Tensor) and entry.layout == torch.strided and entry.is_set_to(parameter):
                 destination[prefix + key] = value
 
     # Into the model.

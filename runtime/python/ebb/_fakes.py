@@ -159,8 +159,10 @@ def _held_by(value: Any) -> Iterable[Any]:
 
 
 def slots_of(value: Any) -> dict[str, Any]:
+    if not is_the_users(type(value).__module__):
+        return {}
     names = [name for kind in type(value).__mro__ for name, one in vars(kind).items() if isinstance(one, types.MemberDescriptorType)]
-    return {name: getattr(value, name) for name in names if hasattr(value, name)} if is_the_users(type(value).__module__) else {}
+    return {name: getattr(value, name) for name in names if hasattr(value, name)}
 
 
 @contextlib.contextmanager

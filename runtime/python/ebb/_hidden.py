@@ -356,8 +356,3 @@ def is_of_no_value(error: RuntimeError) -> bool:
 
 
 memory_of = torch._C._storage_address  # of a tensor with or without values: equal where two share memory
-
-
-def are_same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether both are the same part of the same memory."""
-    return memory_of(one) == memory_of(other) and one.storage_offset() == other.storage_offset() and one.shape == other.shape

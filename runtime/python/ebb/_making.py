@@ -197,10 +197,9 @@ def _refuse_shared(model: nn.Module) -> None:
     """The engine would give each parameter memory of its own."""
     names: dict[tuple[torch.device, int], str] = {}
     for name, parameter in model.named_parameters():
-        if nn.parameter.is_lazy(parameter) or parameter.data_ptr() == 0:  # a meta tensor, a wrapper, or one without elements
-            continue
-        first = names.setdefault((parameter.device, parameter.data_ptr()), name)
-        if first != name:
+        address = 0 if nn.parameter.is_lazy(parameter) else parameter.data_ptr()
+        first = names.setdefault((parameter.device, address), name)
+        if first != name and address != 0:  # 0: a meta tensor, a wrapper, or one without elements
             raise Error(
                 f"'{first}' and '{name}' are two parameters over one memory: make them one parameter, as head.weight = embedding.weight does, or "
                 "give each memory of its own", "INVALID_ARGUMENT"

@@ -314,7 +314,8 @@ def _forward_and_backward(model: nn.Module, example: Any, fakes: Fakes | None) -
 
 
 class _Undone(TorchDispatchMode):
-    """What is written within it to tensors that have values is taken back afterwards, such as a count in a tensor that is no buffer."""
+    """What is written within it to tensors that have values is taken back afterwards, such as a count in a tensor that is no buffer. The statistics
+    of a batch norm are not: its operator does not say that it writes. So buffers are copied before (faked(), _kept())."""
 
     def __enter__(self) -> Any:
         self.before: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
