@@ -185,16 +185,8 @@ class Entries:
         parameters = _parameters(module)
         if self.only_names:
             size = len(destination)
-            try:
-                with as_shown(parameters.values()):
-                    for key, parameter in parameters.items():
-                        parameter.data = without_value(parameter.shape, parameter.dtype, parameter.device, prefix + key)
-                    own(destination, prefix, keep_vars)
-                    self._put(parameters, parameters, destination, prefix)
-            except RuntimeError as error:
-                if not is_of_no_value(error):
-                    raise
-                with self._shown(module, prefix):  # the module's own code computes with the values
+            if not self._gives_parameters(parameters, own, destination, prefix):
+                with self._shown(module, prefix):
                     own(destination, prefix, keep_vars)
                     self._put(parameters, parameters, destination, prefix)
             if has_own_code(module):
@@ -203,6 +195,22 @@ class Entries:
         with self._shown(module, prefix) as values:
             own(destination, prefix, keep_vars)
             self._put(values, parameters, destination, prefix)
+
+    @staticmethod
+    def _gives_parameters(parameters: dict[str, nn.Parameter], own: Any, destination: Values, prefix: str) -> bool:
+        """Calls `own`, and returns whether it has given parameters as they are, and so needs no values."""
+        size = len(destination)
+        try:
+            with as_shown(parameters.values()):
+                for key, parameter in parameters.items():
+                    parameter.data = without_value(parameter.shape, parameter.dtype, parameter.device, prefix + key)
+                own(destination, prefix, True)
+        except RuntimeError as error:
+            if not is_of_no_value(error):
+                raise
+            return False
+        given = list(destination.values())[size:]
+        return all(has_value(one) for one in given if isinstance(one, torch.Tensor) and not isinstance(one, nn.Parameter))
 
     @staticmethod
     def _put(values: Mapping[str, torch.Tensor], parameters: dict[str, nn.Parameter], destination: Values, prefix: str) -> None:

@@ -222,6 +222,27 @@ def test_hooks_that_compute_values(folder):
     engine.close()
 
 
+class Turned(nn.Linear):
+    """Saves a view of its square weight under the weight's name."""
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[prefix + "weight"] = destination[prefix + "weight"].t()
+
+
+@on_two
+def test_a_view_is_not_taken_for_its_parameter(folder):
+    model = nn.Sequential(Turned(8, 8), nn.Linear(8, 1))
+    expected = {key: value.clone() for key, value in model.state_dict().items()}
+    engine = ebb.initialize(model, settings(folder + "/swap"), values_of_rank_0=True)
+    values = engine.state_dict()
+    engine.save_pretrained(folder)
+    if engine.world.rank == 0:
+        assert_same(values, expected)
+        assert_same(safetensors.torch.load_file(folder + "/model.safetensors"), expected)
+    engine.close()
+
+
 @on_one
 def test_names_are_asked_for_without_values():
     """Names alone cost no gathering, unless a module's own code computes with its parameters."""
