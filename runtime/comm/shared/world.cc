@@ -100,9 +100,11 @@ absl::StatusOr<std::shared_ptr<SharedWorld>> SharedWorld::Form(
             .memory = std::make_shared<const Mapping>(std::move(memory)),
             .peer_memory = std::move(peer_memory),
             .hosts = ranks.hosts()});
-  store->ShareMemory(world->calls_, [weak = std::weak_ptr(world)](int ended) {
-    const auto alive = weak.lock();
-    return alive == nullptr || alive->place(ended).ended.load() != 0;
+  // The store's thread does not hold the world: the world's destructor says that this rank has
+  // ended in order, and the process may end right after the rank has let go of its world.
+  store->ShareMemory(world->calls_, [weak = std::weak_ptr(world), memory = world->memory_,
+                                     places = &world->place(0)](int ended) {
+    return weak.expired() || places[ended].ended.load() != 0;
   });
   world->store_ = std::move(store);
   world->ListenTo(*world->store_);
