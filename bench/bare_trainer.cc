@@ -8,7 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "ebb/optim/update.h"
-#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/device/thread_team.h"
 
 namespace ebb::bench {

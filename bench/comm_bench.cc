@@ -18,8 +18,8 @@
 #include <utility>
 #include <vector>
 
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/comm/world.h"
-#include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/cpu/copy.h"
 #include "ebb/runtime/device/device.h"
 #include "ebb/runtime/device/thread_team.h"

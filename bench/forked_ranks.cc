@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/comm/shared/world.h"
-#include "ebb/runtime/config/status_macros.h"
 
 namespace ebb {
 namespace {

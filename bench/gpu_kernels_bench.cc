@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "ebb/optim/kernels.h"
-#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/device/device.h"
 #include "nlohmann/json.hpp"
 #include "ops/ops.h"

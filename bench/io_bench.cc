@@ -35,7 +35,7 @@
 #include "ebb/offload/io_error.h"
 #include "ebb/offload/pinned_memory.h"
 #include "ebb/offload/shard_file.h"
-#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/device/thread_limit.h"
 #include "ebb/runtime/trace/standard_streams.h"
 #include "io_bench_arguments.h"

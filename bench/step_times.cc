@@ -25,7 +25,7 @@
 #include "absl/strings/str_format.h"
 #include "bare_trainer.h"
 #include "command_line/options.h"
-#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/planner/measure.h"
 #include "ebb/runtime/trace/log.h"
 #include "ebb/sharding/report/machine_costs.h"

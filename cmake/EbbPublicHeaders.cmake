@@ -13,6 +13,10 @@ set(ebb_public_headers
   optim/schedule.h
   optim/update.h
   optim/update_arrays.h
+  runtime/base/dtype.h
+  runtime/base/io_backend.h
+  runtime/base/name_view.h
+  runtime/base/tier.h
   runtime/checkpoint/checkpoint.h
   runtime/checkpoint/parameter_files.h
   runtime/comm/backend.h
@@ -24,11 +28,7 @@ set(ebb_public_headers
   runtime/comm/world.h
   runtime/config/bytes.h
   runtime/config/config.h
-  runtime/config/dtype.h
-  runtime/config/io_backend.h
   runtime/config/keys.h
-  runtime/config/name_view.h
-  runtime/config/tier.h
   runtime/device/awaited_event.h
   runtime/device/backend.h
   runtime/device/buffer.h

@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "ebb/offload/io_queue.h"
-#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/trace/log.h"
 
 namespace ebb {

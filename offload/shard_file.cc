@@ -8,7 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "ebb/offload/file_transfers.h"
 #include "ebb/offload/unnamed_file.h"
-#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/trace/log.h"
 
 namespace ebb {

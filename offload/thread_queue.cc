@@ -13,7 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "ebb/offload/io_queue.h"
-#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/device/thread_limit.h"
 
 namespace ebb {

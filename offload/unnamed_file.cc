@@ -21,8 +21,8 @@
 #include "ebb/offload/file_handle.h"
 #include "ebb/offload/io_error.h"
 #include "ebb/offload/test_hooks.h"
-#include "ebb/runtime/config/io_backend.h"
-#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/base/io_backend.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/trace/log.h"
 
 namespace ebb {

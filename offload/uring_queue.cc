@@ -30,7 +30,7 @@
 #include "ebb/offload/io_error.h"
 #include "ebb/offload/io_queue.h"
 #include "ebb/offload/pinned_memory.h"
-#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/device/cpu/pages.h"
 #include "ebb/runtime/trace/log.h"
 

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "ebb/runtime/config/dtype.h"
+#include "ebb/runtime/base/dtype.h"
 #include "ebb/runtime/device/thread_team.h"
 
 namespace ebb::optim {

@@ -7,7 +7,7 @@
 #include "ebb/optim/cast.h"
 #include "ebb/optim/split_master.h"
 #include "ebb/optim/stochastic_rounding.h"
-#include "ebb/runtime/config/dtype.h"
+#include "ebb/runtime/base/dtype.h"
 
 namespace ebb::optim {
 

@@ -14,7 +14,7 @@
 
 #include "ebb/optim/cast.h"
 #include "ebb/optim/scalar_ops.h"
-#include "ebb/runtime/config/dtype.h"
+#include "ebb/runtime/base/dtype.h"
 #include "hwy/highway.h"
 
 #undef EBB_VECTOR_OPS

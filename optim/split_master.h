@@ -14,7 +14,7 @@
 #include <cstdint>
 
 #include "ebb/optim/update_arrays.h"
-#include "ebb/runtime/config/dtype.h"
+#include "ebb/runtime/base/dtype.h"
 #include "ebb/runtime/device/thread_team.h"
 
 namespace ebb::optim {

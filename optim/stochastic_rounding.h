@@ -20,7 +20,7 @@
 #include <cstdint>
 
 #include "ebb/optim/update_arrays.h"
-#include "ebb/runtime/config/dtype.h"
+#include "ebb/runtime/base/dtype.h"
 #include "ebb/runtime/device/thread_team.h"
 #include "ebb/sharding/philox.h"
 

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "ebb/runtime/config/dtype.h"
-#include "ebb/runtime/config/name_view.h"
+#include "ebb/runtime/base/dtype.h"
+#include "ebb/runtime/base/name_view.h"
 
 namespace ebb {
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <utility>
 
-#include "ebb/runtime/config/dtype.h"
+#include "ebb/runtime/base/dtype.h"
 #include "ebb/sharding/place.h"
 
 namespace ebb::sharding {

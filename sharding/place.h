@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <utility>
 
-#include "ebb/runtime/config/io_backend.h"
+#include "ebb/runtime/base/io_backend.h"
 #include "ebb/sharding/state.h"
 
 namespace ebb::sharding {

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/sharding/fit/advice.h"
 #include "ebb/sharding/fit/budget.h"
 #include "ebb/sharding/lower/lower_tiers.h"

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <string_view>
 
-#include "ebb/runtime/config/name_view.h"
-#include "ebb/runtime/config/tier.h"
+#include "ebb/runtime/base/name_view.h"
+#include "ebb/runtime/base/tier.h"
 
 namespace ebb {
 

@@ -31,6 +31,7 @@ ROOMS = {
     "runtime/comm": ["comm", "cuda"],
     "runtime/device": ["device", "cuda"],
     "runtime/kernels": ["comm", "optim", "cuda", "offload"],
+    "runtime/base": ["config", "sharding"],
     "runtime/config": ["config"],
     "runtime/checkpoint": ["checkpoint"],
     "runtime/planner": ["planner"],

@@ -3,7 +3,7 @@
 
 #include <ostream>
 
-#include "ebb/runtime/config/dtype.h"
+#include "ebb/runtime/base/dtype.h"
 
 namespace ebb {
 

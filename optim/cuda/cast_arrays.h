@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "ebb/optim/cast.h"
-#include "ebb/runtime/config/dtype.h"
+#include "ebb/runtime/base/dtype.h"
 
 namespace ebb::optim {
 

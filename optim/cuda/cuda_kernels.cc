@@ -6,7 +6,7 @@
 #include "ebb/optim/cuda/launch.h"
 #include "ebb/optim/kernels.h"
 #include "ebb/optim/stochastic_rounding.h"
-#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/device/cuda/context.h"
 #include "ebb/runtime/device/cuda/cuda_device.h"
 #include "ebb/runtime/device/cuda/error.h"

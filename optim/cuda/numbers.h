@@ -9,7 +9,7 @@
 
 #include "ebb/optim/cast.h"
 #include "ebb/optim/split_master.h"
-#include "ebb/runtime/config/dtype.h"
+#include "ebb/runtime/base/dtype.h"
 #include "ebb/runtime/device/cuda/numbers.h"
 
 namespace ebb::optim::cuda {

@@ -23,9 +23,9 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "ebb/ebb.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/c/ebb.h"
 #include "ebb/runtime/checkpoint/tensor_source.h"
-#include "ebb/runtime/config/status_macros.h"
 
 struct ebb_world {
   ebb::World world;

@@ -5,13 +5,13 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/checkpoint/file_access.h"
 #include "ebb/runtime/checkpoint/folder.h"
 #include "ebb/runtime/checkpoint/manifest.h"
 #include "ebb/runtime/checkpoint/rank_file.h"
 #include "ebb/runtime/checkpoint/stored_values.h"
 #include "ebb/runtime/checkpoint/tensor_source.h"
-#include "ebb/runtime/config/status_macros.h"
 
 namespace ebb {
 namespace {

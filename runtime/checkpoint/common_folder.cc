@@ -9,9 +9,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "ebb/offload/file_handle.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/checkpoint/file_access.h"
 #include "ebb/runtime/checkpoint/folder.h"
-#include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/machine.h"
 
 namespace ebb {

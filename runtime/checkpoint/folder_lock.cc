@@ -13,8 +13,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "ebb/offload/file_handle.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/checkpoint/file_access.h"
-#include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/trace/log.h"
 
 namespace ebb {

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/checkpoint/checkpoint.h"
 #include "ebb/runtime/checkpoint/folder.h"
 #include "ebb/runtime/checkpoint/manifest.h"
@@ -16,7 +17,6 @@
 #include "ebb/runtime/checkpoint/stored_values.h"
 #include "ebb/runtime/checkpoint/tensor_source.h"
 #include "ebb/runtime/checkpoint/whole_checkpoint.h"
-#include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/engine/updates/update_table.h"
 #include "ebb/runtime/trace/log.h"
 #include "ebb/sharding/interval.h"

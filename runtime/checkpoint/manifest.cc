@@ -10,9 +10,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "ebb/optim/checksum.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/checkpoint/file_access.h"
 #include "ebb/runtime/checkpoint/json_text.h"
-#include "ebb/runtime/config/status_macros.h"
 #include "nlohmann/json.hpp"
 
 namespace ebb {

@@ -8,11 +8,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "ebb/optim/cast.h"
+#include "ebb/runtime/base/message.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/checkpoint/file_access.h"
 #include "ebb/runtime/checkpoint/json_text.h"
 #include "ebb/runtime/checkpoint/safetensors.h"
-#include "ebb/runtime/config/message.h"
-#include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/thread_team.h"
 #include "nlohmann/json.hpp"
 

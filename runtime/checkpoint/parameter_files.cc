@@ -6,12 +6,12 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/checkpoint/checkpoint_tensors.h"
 #include "ebb/runtime/checkpoint/parameter_names.h"
 #include "ebb/runtime/checkpoint/safetensors_writer.h"
 #include "ebb/runtime/checkpoint/tensor_source.h"
 #include "ebb/runtime/checkpoint/whole_checkpoint.h"
-#include "ebb/runtime/config/status_macros.h"
 
 namespace ebb {
 namespace {

@@ -15,7 +15,7 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "ebb/runtime/config/dtype.h"
+#include "ebb/runtime/base/dtype.h"
 #include "ebb/runtime/engine/engine.h"
 
 namespace ebb {

@@ -7,9 +7,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "ebb/optim/checksum.h"
+#include "ebb/runtime/base/message.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/checkpoint/file_access.h"
-#include "ebb/runtime/config/message.h"
-#include "ebb/runtime/config/status_macros.h"
 
 namespace ebb {
 namespace {

@@ -13,8 +13,8 @@
 #include "ebb/offload/file_handle.h"
 #include "ebb/offload/file_transfers.h"
 #include "ebb/offload/pinned_memory.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/checkpoint/file_access.h"
-#include "ebb/runtime/config/status_macros.h"
 
 namespace ebb {
 namespace {

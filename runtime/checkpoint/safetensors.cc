@@ -8,8 +8,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "ebb/optim/cast.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/checkpoint/file_access.h"
-#include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/thread_team.h"
 #include "ebb/sharding/model.h"
 #include "nlohmann/json.hpp"

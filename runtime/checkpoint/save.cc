@@ -15,6 +15,8 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "ebb/optim/cast.h"
+#include "ebb/runtime/base/message.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/checkpoint/checkpoint.h"
 #include "ebb/runtime/checkpoint/common_folder.h"
 #include "ebb/runtime/checkpoint/file_access.h"
@@ -22,8 +24,6 @@
 #include "ebb/runtime/checkpoint/manifest.h"
 #include "ebb/runtime/checkpoint/rank_file.h"
 #include "ebb/runtime/checkpoint/state_arrays.h"
-#include "ebb/runtime/config/message.h"
-#include "ebb/runtime/config/status_macros.h"
 #include "ebb/sharding/memory_model.h"
 #include "ebb/sharding/state_pieces.h"
 

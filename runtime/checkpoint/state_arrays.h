@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "ebb/runtime/config/dtype.h"
+#include "ebb/runtime/base/dtype.h"
 #include "ebb/runtime/engine/engine.h"
 
 namespace ebb {

@@ -7,10 +7,10 @@
 #include "absl/strings/str_cat.h"
 #include "ebb/optim/cast.h"
 #include "ebb/optim/checksum.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/checkpoint/file_access.h"
 #include "ebb/runtime/checkpoint/rank_file.h"
 #include "ebb/runtime/checkpoint/safetensors.h"
-#include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/cpu/copy.h"
 #include "ebb/sharding/model.h"
 

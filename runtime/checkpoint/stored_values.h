@@ -18,11 +18,11 @@
 #include "absl/status/statusor.h"
 #include "ebb/offload/file_handle.h"
 #include "ebb/optim/checksum.h"
+#include "ebb/runtime/base/dtype.h"
+#include "ebb/runtime/base/io_backend.h"
 #include "ebb/runtime/checkpoint/manifest.h"
 #include "ebb/runtime/checkpoint/rank_file.h"
 #include "ebb/runtime/checkpoint/read_ahead.h"
-#include "ebb/runtime/config/dtype.h"
-#include "ebb/runtime/config/io_backend.h"
 
 namespace ebb {
 

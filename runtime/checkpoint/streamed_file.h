@@ -16,7 +16,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "ebb/runtime/config/io_backend.h"
+#include "ebb/runtime/base/io_backend.h"
 
 namespace ebb {
 

@@ -9,10 +9,10 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/checkpoint/common_folder.h"
 #include "ebb/runtime/checkpoint/file_access.h"
 #include "ebb/runtime/checkpoint/folder.h"
-#include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/machine.h"
 #include "ebb/runtime/trace/log.h"
 

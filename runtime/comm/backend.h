@@ -13,8 +13,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "ebb/runtime/base/dtype.h"
 #include "ebb/runtime/comm/communicator.h"
-#include "ebb/runtime/config/dtype.h"
 #include "ebb/runtime/device/device.h"
 #include "ebb/runtime/device/stream.h"
 

@@ -8,10 +8,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/substitute.h"
+#include "ebb/runtime/base/name_view.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/comm/packer.h"
 #include "ebb/runtime/comm/rank_errors.h"
-#include "ebb/runtime/config/name_view.h"
-#include "ebb/runtime/config/status_macros.h"
 
 namespace ebb {
 namespace {

@@ -6,7 +6,7 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
-#include "ebb/runtime/config/name_view.h"
+#include "ebb/runtime/base/name_view.h"
 
 namespace ebb {
 namespace {

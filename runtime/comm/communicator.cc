@@ -2,9 +2,9 @@
 
 #include <utility>
 
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/comm/backend.h"
 #include "ebb/runtime/comm/collective.h"
-#include "ebb/runtime/config/status_macros.h"
 
 namespace ebb {
 

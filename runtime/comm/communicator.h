@@ -31,7 +31,7 @@
 #include <span>
 
 #include "absl/status/status.h"
-#include "ebb/runtime/config/dtype.h"
+#include "ebb/runtime/base/dtype.h"
 #include "ebb/runtime/device/stream.h"
 #include "ebb/runtime/kernels/reduce.h"
 

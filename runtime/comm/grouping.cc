@@ -6,8 +6,8 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/comm/packer.h"
-#include "ebb/runtime/config/status_macros.h"
 
 namespace ebb {
 namespace {

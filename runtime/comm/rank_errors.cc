@@ -8,8 +8,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
+#include "ebb/runtime/base/name_view.h"
 #include "ebb/runtime/comm/wait_notice.h"
-#include "ebb/runtime/config/name_view.h"
 
 namespace ebb {
 namespace {

@@ -3,8 +3,8 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/base/name_view.h"
 #include "ebb/runtime/comm/grouping.h"
-#include "ebb/runtime/config/name_view.h"
 #include "ebb/runtime/trace/log.h"
 
 namespace ebb {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/comm/call_order.h"
 #include "ebb/runtime/comm/launch/launch.h"
 #include "ebb/runtime/comm/mpi/open_mpi.h"
@@ -16,7 +17,6 @@
 #include "ebb/runtime/comm/rendezvous/store_group.h"
 #include "ebb/runtime/comm/shared/device_world.h"
 #include "ebb/runtime/comm/shared/world.h"
-#include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/machine.h"
 #include "ebb/runtime/trace/log.h"
 

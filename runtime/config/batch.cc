@@ -8,12 +8,12 @@
 #include <string_view>
 #include <utility>
 
+#include "ebb/runtime/base/message.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/config/config.h"
 #include "ebb/runtime/config/convert.h"
-#include "ebb/runtime/config/message.h"
 #include "ebb/runtime/config/problems.h"
 #include "ebb/runtime/config/reader.h"
-#include "ebb/runtime/config/status_macros.h"
 
 namespace ebb {
 namespace {

@@ -4,10 +4,10 @@
 #include <cstdio>
 #include <memory>
 
+#include "ebb/runtime/base/message.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/config/convert.h"
 #include "ebb/runtime/config/document.h"
-#include "ebb/runtime/config/message.h"
-#include "ebb/runtime/config/status_macros.h"
 
 namespace ebb {
 namespace {

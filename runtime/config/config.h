@@ -16,9 +16,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "ebb/runtime/config/dtype.h"
-#include "ebb/runtime/config/io_backend.h"
-#include "ebb/runtime/config/tier.h"
+#include "ebb/runtime/base/dtype.h"
+#include "ebb/runtime/base/io_backend.h"
+#include "ebb/runtime/base/tier.h"
 
 namespace ebb {
 

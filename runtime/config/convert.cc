@@ -6,11 +6,11 @@
 #include <utility>
 #include <vector>
 
+#include "ebb/runtime/base/message.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/config/key_rows.h"
-#include "ebb/runtime/config/message.h"
 #include "ebb/runtime/config/reader.h"
 #include "ebb/runtime/config/requests_in_flight.h"
-#include "ebb/runtime/config/status_macros.h"
 
 namespace ebb::config {
 namespace {

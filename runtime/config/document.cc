@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "ebb/runtime/config/message.h"
+#include "ebb/runtime/base/message.h"
 
 namespace ebb::config {
 namespace {

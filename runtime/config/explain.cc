@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "absl/strings/str_format.h"
+#include "ebb/runtime/base/message.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/config/convert.h"
-#include "ebb/runtime/config/message.h"
-#include "ebb/runtime/config/status_macros.h"
 
 namespace ebb::config {
 namespace {

@@ -16,9 +16,9 @@
 
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
+#include "ebb/runtime/base/message.h"
 #include "ebb/runtime/config/config.h"
 #include "ebb/runtime/config/keys.h"
-#include "ebb/runtime/config/message.h"
 #include "ebb/runtime/config/value.h"
 
 namespace ebb::config {

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/base/message.h"
 #include "ebb/runtime/config/key_rows.h"
-#include "ebb/runtime/config/message.h"
 
 namespace ebb::config {
 namespace {

@@ -3,9 +3,9 @@
 #include <vector>
 
 #include "absl/strings/str_replace.h"
+#include "ebb/runtime/base/message.h"
 #include "ebb/runtime/config/keys.h"
 #include "ebb/runtime/config/keys_as_text.h"
-#include "ebb/runtime/config/message.h"
 
 namespace ebb::config {
 namespace {

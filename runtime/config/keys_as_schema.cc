@@ -5,9 +5,9 @@
 #include <utility>
 
 #include "absl/strings/ascii.h"
+#include "ebb/runtime/base/message.h"
 #include "ebb/runtime/config/keys.h"
 #include "ebb/runtime/config/keys_as_text.h"
-#include "ebb/runtime/config/message.h"
 #include "ebb/runtime/config/value.h"
 
 namespace ebb::config {

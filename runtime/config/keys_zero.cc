@@ -1,5 +1,5 @@
 // Rows about sharding: the sharded classes, their movement, and their tiers.
-#include "ebb/runtime/config/io_backend.h"
+#include "ebb/runtime/base/io_backend.h"
 #include "ebb/runtime/config/key_rows.h"
 
 namespace ebb::config {

@@ -8,9 +8,9 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_split.h"
+#include "ebb/runtime/base/message.h"
+#include "ebb/runtime/base/name_view.h"
 #include "ebb/runtime/config/keys.h"
-#include "ebb/runtime/config/message.h"
-#include "ebb/runtime/config/name_view.h"
 
 namespace ebb::config {
 namespace {

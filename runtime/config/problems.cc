@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "ebb/runtime/config/message.h"
+#include "ebb/runtime/base/message.h"
 
 namespace ebb::config {
 namespace {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "ebb/runtime/config/message.h"
+#include "ebb/runtime/base/message.h"
 
 namespace ebb::config {
 

@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "absl/strings/match.h"
-#include "ebb/runtime/config/message.h"
-#include "ebb/runtime/config/name_view.h"
+#include "ebb/runtime/base/message.h"
+#include "ebb/runtime/base/name_view.h"
 #include "ebb/runtime/config/nearest.h"
 
 namespace ebb::config {

@@ -2,9 +2,9 @@
 #include <string>
 #include <utility>
 
+#include "ebb/runtime/base/io_backend.h"
+#include "ebb/runtime/base/message.h"
 #include "ebb/runtime/config/convert.h"
-#include "ebb/runtime/config/io_backend.h"
-#include "ebb/runtime/config/message.h"
 
 namespace ebb::config {
 namespace {

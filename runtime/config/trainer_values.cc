@@ -4,8 +4,8 @@
 #include <string_view>
 #include <utility>
 
+#include "ebb/runtime/base/message.h"
 #include "ebb/runtime/config/key_rows.h"
-#include "ebb/runtime/config/message.h"
 #include "ebb/runtime/config/reader.h"
 
 namespace ebb::config {

@@ -9,8 +9,8 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
+#include "ebb/runtime/base/message.h"
 #include "ebb/runtime/config/bytes.h"
-#include "ebb/runtime/config/message.h"
 
 namespace ebb::config {
 namespace {

@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "ebb/runtime/config/dtype.h"
+#include "ebb/runtime/base/dtype.h"
 #include "ebb/runtime/config/keys.h"
 #include "ebb/runtime/config/problems.h"
 #include "nlohmann/json.hpp"

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/device/backend.h"
 #include "ebb/runtime/engine/create/reorder.h"
 #include "ebb/runtime/engine/create/setup.h"

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "ebb/runtime/config/name_view.h"
+#include "ebb/runtime/base/name_view.h"
 #include "ebb/runtime/device/stream.h"
 #include "ebb/sharding/model.h"
 

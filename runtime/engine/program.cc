@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/engine/engine_inputs.h"
 #include "ebb/sharding/fit/offload_ratio.h"
 #include "ebb/sharding/memory_model.h"

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "ebb/runtime/base/dtype.h"
 #include "ebb/runtime/config/config.h"
-#include "ebb/runtime/config/dtype.h"
 #include "ebb/sharding/model.h"
 #include "ebb/sharding/state.h"
 

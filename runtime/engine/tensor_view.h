@@ -7,7 +7,7 @@
 #include <span>
 #include <utility>
 
-#include "ebb/runtime/config/dtype.h"
+#include "ebb/runtime/base/dtype.h"
 
 namespace ebb {
 

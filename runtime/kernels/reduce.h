@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <span>
 
-#include "ebb/runtime/config/dtype.h"
+#include "ebb/runtime/base/dtype.h"
 #include "ebb/runtime/device/thread_team.h"
 
 namespace ebb {

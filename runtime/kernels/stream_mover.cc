@@ -4,7 +4,7 @@
 #include <cassert>
 
 #include "absl/strings/str_cat.h"
-#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/device/cuda/context.h"
 #include "ebb/runtime/device/cuda/error.h"
 #include "ebb/runtime/kernels/reduce_launch.h"

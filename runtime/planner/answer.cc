@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/engine/engine_inputs.h"
 #include "ebb/runtime/trace/timeline.h"
 #include "ebb/sharding/memory_model.h"

@@ -11,8 +11,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "ebb/runtime/base/tier.h"
 #include "ebb/runtime/config/config.h"
-#include "ebb/runtime/config/tier.h"
 #include "ebb/runtime/planner/activations.h"
 #include "ebb/runtime/planner/machine.h"
 #include "ebb/runtime/planner/model.h"

@@ -9,7 +9,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "ebb/runtime/config/message.h"
+#include "ebb/runtime/base/message.h"
 #include "ebb/runtime/planner/peers.h"
 #include "ebb/sharding/fit/budget.h"
 

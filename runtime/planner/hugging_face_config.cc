@@ -9,9 +9,9 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/base/message.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/config/document.h"
-#include "ebb/runtime/config/message.h"
-#include "ebb/runtime/config/status_macros.h"
 
 namespace ebb::planner {
 namespace {

@@ -8,10 +8,10 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/base/message.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/config/document.h"
-#include "ebb/runtime/config/message.h"
 #include "ebb/runtime/config/nearest.h"
-#include "ebb/runtime/config/status_macros.h"
 #include "ebb/sharding/fit/budget.h"
 
 namespace ebb::planner {

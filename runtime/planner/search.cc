@@ -7,8 +7,8 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/config/difference.h"
-#include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/cores.h"
 #include "ebb/runtime/device/thread_team.h"
 

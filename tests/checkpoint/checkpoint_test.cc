@@ -13,10 +13,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "ebb/offload/test_hooks.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/checkpoint/file_access.h"
 #include "ebb/runtime/checkpoint/folder.h"
 #include "ebb/runtime/checkpoint/manifest.h"
-#include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/trace/log.h"
 #include "own_folder.h"
 #include "tests/offload/system_files.h"

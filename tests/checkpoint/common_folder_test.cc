@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/checkpoint/checkpoint.h"
-#include "ebb/runtime/config/status_macros.h"
 #include "own_folder.h"
 #include "tests/engine/toy_model.h"
 #include "tests/status.h"

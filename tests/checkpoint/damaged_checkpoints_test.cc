@@ -11,10 +11,10 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/checkpoint/checkpoint.h"
 #include "ebb/runtime/checkpoint/folder.h"
 #include "ebb/runtime/checkpoint/parameter_files.h"
-#include "ebb/runtime/config/status_macros.h"
 #include "own_folder.h"
 #include "tests/engine/scripted.h"
 #include "tests/engine/toy_model.h"

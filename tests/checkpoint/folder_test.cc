@@ -13,10 +13,10 @@
 #include <string>
 #include <vector>
 
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/checkpoint/file_access.h"
 #include "ebb/runtime/checkpoint/manifest.h"
 #include "ebb/runtime/checkpoint/rank_file.h"
-#include "ebb/runtime/config/status_macros.h"
 #include "own_folder.h"
 #include "tests/status.h"
 

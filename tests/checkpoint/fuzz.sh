@@ -10,7 +10,7 @@ mkdir -p "$build/checkpoint_corpus" "$build/include/ebb"
 for folder in runtime optim offload sharding; do ln -sfn "$PWD/$folder" "$build/include/ebb/$folder"; done
 flags=(-std=c++20 -g -O1 -fsanitize=address -fsanitize=undefined -fno-sanitize-recover=all -I"$build/include" -I.)
 readers=(runtime/checkpoint/{file_access,json_text,manifest,model_files,rank_file,safetensors}.cc
-  runtime/config/message.cc runtime/engine/training_state.cc runtime/device/{thread_team,wait_point}.cc runtime/trace/standard_streams.cc
+  runtime/base/message.cc runtime/engine/training_state.cc runtime/device/{thread_team,wait_point}.cc runtime/trace/standard_streams.cc
   optim/checksum.cc)
 # The targets read headers and no values, so what values are read with is not linked.
 flags+=(-no-pie -Wl,--unresolved-symbols=ignore-all)

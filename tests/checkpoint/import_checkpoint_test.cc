@@ -10,11 +10,11 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/checkpoint/checkpoint.h"
 #include "ebb/runtime/checkpoint/checkpoint_tensors.h"
 #include "ebb/runtime/checkpoint/parameter_files.h"
 #include "ebb/runtime/checkpoint/safetensors.h"
-#include "ebb/runtime/config/status_macros.h"
 #include "own_folder.h"
 #include "tests/engine/scripted.h"
 #include "tests/status.h"

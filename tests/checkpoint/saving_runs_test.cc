@@ -8,10 +8,10 @@
 #include <string>
 #include <string_view>
 
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/checkpoint/checkpoint.h"
 #include "ebb/runtime/checkpoint/folder.h"
 #include "ebb/runtime/checkpoint/rank_file.h"
-#include "ebb/runtime/config/status_macros.h"
 #include "save_fault_fixture.h"
 #include "tests/offload/limited.h"
 #include "tests/status.h"

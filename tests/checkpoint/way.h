@@ -8,8 +8,8 @@
 #include <source_location>
 #include <string>
 
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/checkpoint/checkpoint.h"
-#include "ebb/runtime/config/status_macros.h"
 #include "tests/engine/scripted.h"
 #include "tests/engine/toy_model.h"
 #include "tests/ranks.h"

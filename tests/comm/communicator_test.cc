@@ -15,7 +15,7 @@
 
 #include "../device/allocation_counter.h"
 #include "backends.h"
-#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/device/device.h"
 #include "processes.h"
 

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "backends.h"
-#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/device/device.h"
 #include "numbers.h"
 

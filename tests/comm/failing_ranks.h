@@ -10,9 +10,9 @@
 
 #include "absl/status/status.h"
 #include "backends.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/comm/communicator.h"
 #include "ebb/runtime/comm/world.h"
-#include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/device.h"
 #include "processes.h"
 

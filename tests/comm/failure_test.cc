@@ -17,9 +17,9 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/comm/call_order.h"
 #include "ebb/runtime/comm/rendezvous/store_group.h"
-#include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/device.h"
 #include "ebb/runtime/trace/log.h"
 #include "failing_ranks.h"

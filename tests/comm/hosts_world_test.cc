@@ -13,9 +13,9 @@
 #include <thread>
 #include <vector>
 
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/comm/call_order.h"
 #include "ebb/runtime/comm/rendezvous/store_group.h"
-#include "ebb/runtime/config/status_macros.h"
 #include "processes.h"
 #include "tests/status.h"
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "backends.h"
-#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/device/device.h"
 #include "numbers.h"
 

@@ -18,10 +18,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "backends.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/comm/mpi/endpoint.h"
 #include "ebb/runtime/comm/mpi/world.h"
 #include "ebb/runtime/comm/rendezvous/connection.h"
-#include "ebb/runtime/config/status_macros.h"
 #include "processes.h"
 
 namespace ebb {

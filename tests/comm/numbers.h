@@ -10,8 +10,8 @@
 #include <cstring>
 #include <vector>
 
+#include "ebb/runtime/base/dtype.h"
 #include "ebb/runtime/comm/communicator.h"
-#include "ebb/runtime/config/dtype.h"
 
 namespace ebb::testing {
 

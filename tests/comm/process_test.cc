@@ -20,10 +20,10 @@
 #include <thread>
 #include <vector>
 
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/comm/shared/shared_file.h"
 #include "ebb/runtime/comm/shared/world.h"
 #include "ebb/runtime/comm/world.h"
-#include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/cores.h"
 #include "ebb/runtime/device/device.h"
 #include "processes.h"

@@ -8,8 +8,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "backends.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/comm/world.h"
-#include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/device.h"
 
 namespace ebb::testing::split_test {

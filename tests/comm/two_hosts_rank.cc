@@ -35,10 +35,10 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/comm/mpi/library.h"
 #include "ebb/runtime/comm/rendezvous/store_group.h"
 #include "ebb/runtime/comm/world.h"
-#include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/device.h"
 #include "ebb/runtime/device/machine.h"
 #include "ebb/runtime/trace/log.h"

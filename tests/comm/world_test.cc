@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/device/cores.h"
 #include "ebb/runtime/device/device.h"
 #include "tests/status.h"

@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "ebb/runtime/config/message.h"
+#include "ebb/runtime/base/message.h"
 #include "ebb/runtime/config/reader.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

@@ -4,9 +4,9 @@
 #include <cstdlib>
 #include <string_view>
 
+#include "ebb/runtime/base/message.h"
 #include "ebb/runtime/config/config.h"
 #include "ebb/runtime/config/convert.h"
-#include "ebb/runtime/config/message.h"
 
 namespace {
 

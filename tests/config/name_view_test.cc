@@ -1,4 +1,4 @@
-#include "ebb/runtime/config/name_view.h"
+#include "ebb/runtime/base/name_view.h"
 
 #include <gtest/gtest.h>
 

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/engine/engine.h"
 #include "tests/engine/toy_model.h"
 #include "tests/status.h"

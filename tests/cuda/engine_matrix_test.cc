@@ -17,7 +17,7 @@
 #include <tuple>
 #include <vector>
 
-#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "nccl_shares_device.h"
 #include "tests/engine/covering_array.h"
 #include "tests/engine/matrix_cell.h"

@@ -14,9 +14,9 @@
 #include <utility>
 #include <vector>
 
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/comm/nccl/communicator.h"
 #include "ebb/runtime/comm/shared/world.h"
-#include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/driver_memory.h"
 #include "engine_creation.h"
 #include "nccl_shares_device.h"

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "nccl_shares_device.h"
 #include "stand_in.h"
 #include "tests/engine/offload_ratio.h"

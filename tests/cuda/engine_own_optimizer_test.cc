@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "order.h"
 #include "stand_in.h"
 #include "state.h"

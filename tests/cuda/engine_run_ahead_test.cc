@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "run_ahead.h"
 #include "stand_in.h"
 #include "tests/engine/scripted.h"

@@ -8,7 +8,7 @@
 #include <ostream>
 #include <string>
 
-#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "nccl_shares_device.h"
 #include "stand_in.h"
 #include "tests/engine/plan_spans.h"

@@ -12,7 +12,7 @@
 
 #include "../gpt/scratch_files.h"
 #include "command_line/configuration.h"
-#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/sharding/plan.h"
 #include "nccl_shares_device.h"
 #include "nlohmann/json.hpp"

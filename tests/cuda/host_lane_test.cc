@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/engine/engine.h"
 #include "ebb/runtime/engine/ranks/agreement.h"
 #include "nccl_shares_device.h"

@@ -1,7 +1,7 @@
 #include <barrier>
 
 #include "../comm/backends.h"
-#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/base/status_macros.h"
 
 namespace ebb::testing {
 namespace {

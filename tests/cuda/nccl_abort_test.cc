@@ -8,8 +8,8 @@
 #include <cerrno>
 
 #include "absl/strings/match.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/comm/communicator.h"
-#include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/device.h"
 #include "stand_in.h"
 #include "tests/status.h"

@@ -8,11 +8,11 @@
 #include <vector>
 
 #include "../comm/numbers.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/comm/communicator.h"
 #include "ebb/runtime/comm/nccl/library.h"
 #include "ebb/runtime/comm/nccl/operations.h"
 #include "ebb/runtime/comm/shared/world.h"
-#include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/device.h"
 #include "nccl_ranks.h"
 #include "stand_in.h"

@@ -10,12 +10,12 @@
 #include <thread>
 #include <vector>
 
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/comm/communicator.h"
 #include "ebb/runtime/comm/nccl/channel.h"
 #include "ebb/runtime/comm/nccl/library.h"
 #include "ebb/runtime/comm/nccl/nccl_world.h"
 #include "ebb/runtime/comm/shared/world.h"
-#include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/device.h"
 #include "nccl_ranks.h"
 #include "stand_in.h"

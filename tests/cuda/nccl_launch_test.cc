@@ -3,8 +3,8 @@
 #include <gtest/gtest.h>
 #include <time.h>
 
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/comm/communicator.h"
-#include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/device.h"
 #include "stand_in.h"
 #include "tests/status.h"

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "nccl_shares_device.h"
 #include "stand_in.h"
 #include "state.h"

@@ -10,8 +10,8 @@
 
 #include "../comm/numbers.h"
 #include "../print_dtype.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/comm/world.h"
-#include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/device.h"
 
 namespace ebb {

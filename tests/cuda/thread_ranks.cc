@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/comm/nccl/nccl_world.h"
 #include "ebb/runtime/comm/rendezvous/store_group.h"
-#include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/device.h"
 
 namespace ebb::testing {

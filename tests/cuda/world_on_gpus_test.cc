@@ -12,10 +12,10 @@
 #include <vector>
 
 #include "../comm/processes.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/comm/rendezvous/store_group.h"
 #include "ebb/runtime/comm/shared/world.h"
 #include "ebb/runtime/comm/world.h"
-#include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/device.h"
 #include "nccl_shares_device.h"
 #include "stand_in.h"

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "tests/comm/processes.h"
 #include "tests/engine/scripted.h"
 #include "tests/ranks.h"

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "ebb/offload/test_hooks.h"
-#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "tests/engine/scripted.h"
 #include "tests/offload/scratch.h"
 #include "tests/status.h"

@@ -3,8 +3,8 @@
 #include <bit>
 #include <vector>
 
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/comm/world.h"
-#include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/engine/create/measurements.h"
 
 namespace ebb::bucket_measurement_test {

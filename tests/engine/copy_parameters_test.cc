@@ -8,7 +8,7 @@
 #include <functional>
 
 #include "absl/strings/match.h"
-#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "tests/engine/copy_side.h"
 #include "tests/engine/scripted.h"
 #include "tests/engine/toy_model.h"

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "ebb/offload/test_hooks.h"
-#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/sharding/plan.h"
 #include "tests/engine/scripted.h"
 #include "tests/engine/toy_model.h"

@@ -10,7 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "ebb/optim/update.h"
-#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "tests/sharding/random_model.h"
 
 namespace ebb::testing {

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "ebb/optim/schedule.h"
-#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/engine/updates/update_table.h"
 #include "ebb/sharding/interval.h"
 #include "ebb/sharding/norm_records.h"

@@ -11,7 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "ebb/offload/test_hooks.h"
-#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "tests/engine/scripted_orders.h"
 #include "tests/engine/toy_model.h"
 #include "tests/offload/scratch.h"

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "tests/engine/scripted_orders.h"
 #include "tests/offload/made_files.h"
 #include "tests/offload/scratch.h"

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <limits>
 
-#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "tests/engine/scripted.h"
 #include "tests/ranks.h"
 #include "tests/status.h"

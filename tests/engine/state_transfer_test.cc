@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/sharding/state_pieces.h"
 #include "tests/engine/scripted.h"
 #include "tests/offload/scratch.h"

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/engine/steps/step_progress.h"
 #include "ebb/sharding/scopes.h"
 #include "tests/engine/scripted.h"

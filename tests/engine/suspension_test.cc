@@ -9,7 +9,7 @@
 #include <fstream>
 #include <limits>
 
-#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/device/backend.h"
 #include "tests/engine/scripted.h"
 #include "tests/engine/toy_model.h"

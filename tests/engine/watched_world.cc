@@ -2,8 +2,8 @@
 
 #include <utility>
 
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/comm/grouping.h"
-#include "ebb/runtime/config/status_macros.h"
 
 namespace ebb::testing {
 namespace {

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "ebb/runtime/config/dtype.h"
+#include "ebb/runtime/base/dtype.h"
 #include "gtest/gtest.h"
 
 namespace ebb::gpt {

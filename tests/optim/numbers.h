@@ -8,7 +8,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "ebb/runtime/config/dtype.h"
+#include "ebb/runtime/base/dtype.h"
 
 namespace ebb::optim {
 

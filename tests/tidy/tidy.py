@@ -193,7 +193,7 @@ def count_includes(tree: Tree) -> None:
             elif here in floors and is_up(floors[here], floor(name), floor(target)):
                 tree.find(f"includes up {here}", words)
     for header in sorted(set(fan_in) - public_headers()):
-        if len(fan_in[header]) > WIDE_HEADER:
+        if len(fan_in[header]) > WIDE_HEADER and room(header) != "runtime/base":
             tree.counts[f"included {header}"] = len(fan_in[header])
             tree.findings[f"included {header}"] = [f"{header}: {len(fan_in[header])} files of other rooms include it"]
 

@@ -5,8 +5,8 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "ebb/runtime/base/name_view.h"
 #include "ebb/runtime/checkpoint/checkpoint.h"
-#include "ebb/runtime/config/name_view.h"
 #include "refusal.h"
 #include "status_macros.h"
 

@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "ebb/runtime/base/tier.h"
 #include "ebb/runtime/comm/launch/launch.h"
 #include "ebb/runtime/config/config.h"
-#include "ebb/runtime/config/tier.h"
 #include "ebb/runtime/device/device.h"
 #include "model/model.h"
 

@@ -16,7 +16,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "ebb/runtime/config/dtype.h"
+#include "ebb/runtime/base/dtype.h"
 #include "ebb/runtime/device/device.h"
 #include "model/model.h"
 #include "ops/ops.h"

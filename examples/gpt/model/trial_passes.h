@@ -7,7 +7,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "ebb/runtime/config/dtype.h"
+#include "ebb/runtime/base/dtype.h"
 #include "ebb/runtime/device/device.h"
 #include "model/layers.h"
 #include "model/model.h"

@@ -5,9 +5,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/checkpoint/program/program.h"
 #include "ebb/runtime/checkpoint/tensor_source.h"
-#include "ebb/runtime/config/status_macros.h"
 
 namespace ebb {
 

@@ -12,12 +12,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "ebb/offload/file_handle.h"
+#include "ebb/runtime/base/message.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/checkpoint/json_text.h"
 #include "ebb/runtime/checkpoint/model_files.h"
 #include "ebb/runtime/checkpoint/program/program.h"
 #include "ebb/runtime/checkpoint/safetensors.h"
-#include "ebb/runtime/config/message.h"
-#include "ebb/runtime/config/status_macros.h"
 
 namespace ebb {
 namespace {

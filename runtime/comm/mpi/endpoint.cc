@@ -8,11 +8,11 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/comm/launch/launch.h"
 #include "ebb/runtime/comm/rank_errors.h"
 #include "ebb/runtime/comm/rendezvous/hosts.h"
 #include "ebb/runtime/comm/wait_notice.h"
-#include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/trace/log.h"
 
 namespace ebb {

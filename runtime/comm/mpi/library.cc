@@ -9,10 +9,10 @@
 #include <system_error>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/comm/grouping.h"
 #include "ebb/runtime/comm/mpi/endpoint.h"
 #include "ebb/runtime/comm/wait_notice.h"
-#include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/machine.h"
 #include "ebb/runtime/device/thread_limit.h"
 #include "ebb/runtime/trace/log.h"

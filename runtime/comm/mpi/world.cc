@@ -4,11 +4,11 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/comm/grouping.h"
 #include "ebb/runtime/comm/mpi/communicator.h"
 #include "ebb/runtime/comm/rendezvous/hosts.h"
 #include "ebb/runtime/comm/rendezvous/socket.h"
-#include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/trace/log.h"
 
 namespace ebb {

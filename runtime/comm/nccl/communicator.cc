@@ -7,11 +7,11 @@
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/comm/call_order.h"
 #include "ebb/runtime/comm/collective.h"
 #include "ebb/runtime/comm/grouping.h"
 #include "ebb/runtime/comm/packer.h"
-#include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/cuda/context.h"
 #include "ebb/runtime/device/driver_memory.h"
 #include "ebb/runtime/device/thread_limit.h"

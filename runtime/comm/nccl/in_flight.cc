@@ -3,7 +3,7 @@
 #include <thread>
 #include <utility>
 
-#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/base/status_macros.h"
 
 namespace ebb {
 namespace {

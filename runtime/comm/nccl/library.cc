@@ -1,7 +1,7 @@
 #include "ebb/runtime/comm/nccl/library.h"
 
 #include "absl/strings/str_cat.h"
-#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/base/status_macros.h"
 
 namespace ebb {
 namespace {

@@ -3,11 +3,11 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/comm/nccl/communicator.h"
 #include "ebb/runtime/comm/nccl/library.h"
 #include "ebb/runtime/comm/rank_errors.h"
 #include "ebb/runtime/comm/rendezvous/store_group.h"
-#include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/cuda/context.h"
 
 namespace ebb {

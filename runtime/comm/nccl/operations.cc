@@ -4,8 +4,8 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/comm/collective.h"
-#include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/kernels/reduce_launch.h"
 
 namespace ebb {

@@ -10,10 +10,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/base/name_view.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/comm/grouping.h"
 #include "ebb/runtime/comm/wait_notice.h"
-#include "ebb/runtime/config/name_view.h"
-#include "ebb/runtime/config/status_macros.h"
 
 namespace ebb {
 namespace {

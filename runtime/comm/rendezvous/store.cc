@@ -15,10 +15,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/comm/grouping.h"
 #include "ebb/runtime/comm/rank_errors.h"
 #include "ebb/runtime/comm/rendezvous/kept.h"
-#include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/thread_limit.h"
 
 namespace ebb {

@@ -6,9 +6,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/comm/rank_errors.h"
 #include "ebb/runtime/comm/rendezvous/hosts.h"
-#include "ebb/runtime/config/status_macros.h"
 
 namespace ebb {
 namespace {

@@ -7,12 +7,12 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/comm/collective.h"
 #include "ebb/runtime/comm/grouping.h"
 #include "ebb/runtime/comm/movement.h"
 #include "ebb/runtime/comm/rank_errors.h"
 #include "ebb/runtime/comm/shared/world.h"
-#include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/event.h"
 #include "ebb/runtime/kernels/stream_mover.h"
 

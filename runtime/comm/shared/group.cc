@@ -5,9 +5,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/comm/shared/world.h"
 #include "ebb/runtime/comm/wait_notice.h"
-#include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/cores.h"
 
 namespace ebb {

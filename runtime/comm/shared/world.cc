@@ -10,11 +10,11 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/comm/rank_errors.h"
 #include "ebb/runtime/comm/rendezvous/hosts.h"
 #include "ebb/runtime/comm/shared/communicator.h"
 #include "ebb/runtime/comm/world.h"
-#include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/cores.h"
 #include "ebb/runtime/device/memory_limit.h"
 #include "ebb/runtime/device/thread_limit.h"

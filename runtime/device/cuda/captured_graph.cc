@@ -3,7 +3,7 @@
 #include <memory>
 #include <type_traits>
 
-#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/device/cuda/context.h"
 #include "ebb/runtime/device/cuda/error.h"
 

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/device/cores.h"
 #include "ebb/runtime/device/cpu/pages.h"
 #include "ebb/runtime/device/cuda/cuda_event.h"

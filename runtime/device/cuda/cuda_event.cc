@@ -1,7 +1,7 @@
 #include "ebb/runtime/device/cuda/cuda_event.h"
 
 #include "absl/strings/str_cat.h"
-#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/device/cuda/error.h"
 #include "ebb/runtime/device/cuda/order_observer.h"
 

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/device/cuda/context.h"
 #include "ebb/runtime/device/cuda/error.h"
 

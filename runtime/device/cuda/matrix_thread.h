@@ -23,7 +23,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "ebb/runtime/config/dtype.h"
+#include "ebb/runtime/base/dtype.h"
 #include "ebb/runtime/device/cuda/kernel_thread.h"
 
 namespace ebb::kernel {

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "ebb/runtime/config/dtype.h"
+#include "ebb/runtime/base/dtype.h"
 
 #if defined(__CUDACC__)
 #define EBB_HOST_DEVICE __host__ __device__ __forceinline__

@@ -12,7 +12,7 @@
 #include <cstring>
 #include <type_traits>
 
-#include "ebb/runtime/config/dtype.h"
+#include "ebb/runtime/base/dtype.h"
 #include "ebb/runtime/device/cuda/number_bits.h"
 
 namespace ebb::kernel {

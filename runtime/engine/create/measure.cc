@@ -11,7 +11,7 @@
 #include "absl/strings/str_join.h"
 #include "ebb/offload/memory_limits.h"
 #include "ebb/offload/test_hooks.h"
-#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/engine/create/measurements.h"
 #include "ebb/runtime/engine/device_reach.h"
 #include "ebb/runtime/engine/ranks/agreement.h"

@@ -11,7 +11,7 @@
 #include "ebb/offload/test_hooks.h"
 #include "ebb/optim/checksum.h"
 #include "ebb/optim/update_constants.h"
-#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/engine/device_reach.h"
 #include "ebb/runtime/engine/memory/swap_checksums.h"
 #include "ebb/sharding/placement.h"

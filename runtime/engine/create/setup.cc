@@ -9,7 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/engine/create/measure.h"
 #include "ebb/runtime/engine/device_reach.h"
 #include "ebb/runtime/engine/issue/engine_streams.h"

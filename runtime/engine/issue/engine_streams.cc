@@ -5,7 +5,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/device/awaited_event.h"
 #include "ebb/runtime/device/stream_priority.h"
 #include "ebb/runtime/engine/outcome/control_block.h"

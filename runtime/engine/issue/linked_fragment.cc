@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/device/awaited_event.h"
 #include "ebb/runtime/engine/issue/stream_order.h"
 

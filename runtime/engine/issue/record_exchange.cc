@@ -6,7 +6,7 @@
 #include <string>
 
 #include "ebb/optim/update_constants.h"
-#include "ebb/runtime/config/dtype.h"
+#include "ebb/runtime/base/dtype.h"
 #include "ebb/sharding/interval.h"
 #include "ebb/sharding/unit_places.h"
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/sharding/fingerprint.h"
 #include "ebb/sharding/plan_facts.h"
 #include "ebb/sharding/report/traffic.h"

@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/comm/call_order.h"
-#include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/trace/log.h"
 
 namespace ebb {

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/device/awaited_event.h"
 #include "ebb/runtime/engine/issue/linked_fragment.h"
 

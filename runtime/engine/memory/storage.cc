@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "ebb/offload/pinned_memory.h"
-#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/engine/device_reach.h"
 #include "ebb/sharding/memory_model.h"
 #include "ebb/sharding/plan_facts.h"

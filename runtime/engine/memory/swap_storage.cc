@@ -11,8 +11,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "ebb/offload/test_hooks.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/config/requests_in_flight.h"
-#include "ebb/runtime/config/status_macros.h"
 #include "ebb/sharding/fit/budget.h"
 #include "ebb/sharding/memory_model.h"
 

@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "ebb/optim/checksum.h"
 #include "ebb/optim/update.h"
-#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/base/status_macros.h"
 
 namespace ebb {
 

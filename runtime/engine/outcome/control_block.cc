@@ -4,7 +4,7 @@
 #include <memory>
 #include <string_view>
 
-#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/engine/device_reach.h"
 #include "ebb/sharding/operands.h"
 

@@ -8,9 +8,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/base/name_view.h"
 #include "ebb/runtime/comm/call_kind.h"
 #include "ebb/runtime/comm/rank_errors.h"
-#include "ebb/runtime/config/name_view.h"
 #include "ebb/runtime/engine/outcome/scope_trail.h"
 
 namespace ebb {

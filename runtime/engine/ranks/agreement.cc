@@ -7,8 +7,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/comm/rank_errors.h"
-#include "ebb/runtime/config/status_macros.h"
 #include "ebb/sharding/fingerprint.h"
 #include "ebb/sharding/interval.h"
 

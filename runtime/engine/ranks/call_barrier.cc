@@ -1,7 +1,7 @@
 #include "ebb/runtime/engine/ranks/call_barrier.h"
 
 #include "absl/strings/str_cat.h"
-#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/engine/device_reach.h"
 #include "ebb/runtime/engine/outcome/exchange.h"
 #include "ebb/runtime/engine/ranks/agreement.h"

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/engine/device_reach.h"
 
 namespace ebb {

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/engine/device_reach.h"
 #include "ebb/runtime/engine/issue/issuer.h"
 #include "ebb/runtime/engine/ranks/agreement.h"

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/device/buffer.h"
 #include "ebb/runtime/engine/updates/update_table.h"
 #include "ebb/sharding/interval.h"

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "ebb/optim/cast.h"
-#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/base/status_macros.h"
 
 namespace ebb {
 

@@ -8,7 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "ebb/optim/cast.h"
 #include "ebb/optim/update.h"
-#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/engine/ranks/agreement.h"
 #include "ebb/runtime/engine/updates/update_table.h"
 #include "ebb/sharding/interval.h"

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/engine/ranks/agreement.h"
 #include "ebb/runtime/engine/state/parameter_copy.h"
 #include "ebb/sharding/fingerprint.h"

@@ -5,7 +5,7 @@
 
 #include "ebb/optim/cast.h"
 #include "ebb/optim/split_master.h"
-#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/engine/device_reach.h"
 #include "ebb/runtime/engine/issue/issuer.h"
 

@@ -10,7 +10,7 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "ebb/runtime/config/dtype.h"
+#include "ebb/runtime/base/dtype.h"
 #include "ebb/runtime/engine/tensor_view.h"
 #include "ebb/sharding/model.h"
 

@@ -7,7 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/device/thread_team.h"
 #include "ebb/runtime/planner/measure.h"
 #include "oneapi/dnnl/dnnl.hpp"

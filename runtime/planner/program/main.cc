@@ -11,7 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/planner/answer_json.h"
 #include "ebb/runtime/planner/answer_table.h"
 #include "ebb/runtime/planner/program/arguments.h"

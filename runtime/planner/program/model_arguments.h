@@ -6,8 +6,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/checkpoint/file_access.h"
-#include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/planner/model.h"
 #include "ebb/runtime/planner/model_shape.h"
 

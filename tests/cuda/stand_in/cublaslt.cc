@@ -9,7 +9,7 @@
 #include <memory>
 #include <vector>
 
-#include "ebb/runtime/config/dtype.h"
+#include "ebb/runtime/base/dtype.h"
 #include "graph.h"
 #include "order.h"
 #include "state.h"

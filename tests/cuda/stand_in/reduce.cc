@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "ebb/runtime/config/dtype.h"
+#include "ebb/runtime/base/dtype.h"
 
 namespace ebb::stand_in {
 namespace {

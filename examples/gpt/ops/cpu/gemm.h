@@ -11,7 +11,7 @@
 #include <memory>
 
 #include "absl/status/status.h"
-#include "ebb/runtime/config/dtype.h"
+#include "ebb/runtime/base/dtype.h"
 
 namespace ebb::gpt::cpu {
 

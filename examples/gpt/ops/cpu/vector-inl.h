@@ -9,7 +9,7 @@
 
 #include <cstdint>
 
-#include "ebb/runtime/config/dtype.h"
+#include "ebb/runtime/base/dtype.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();

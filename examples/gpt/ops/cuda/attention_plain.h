@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "ebb/runtime/config/dtype.h"
+#include "ebb/runtime/base/dtype.h"
 #include "ebb/runtime/device/cuda/kernel_thread.h"
 #include "ops/cuda/attention_heads.h"
 

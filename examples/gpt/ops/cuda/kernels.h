@@ -10,7 +10,7 @@
 
 #include <cstdint>
 
-#include "ebb/runtime/config/dtype.h"
+#include "ebb/runtime/base/dtype.h"
 #include "ops/ops.h"
 
 namespace ebb::gpt::cuda {

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <initializer_list>
 
-#include "ebb/runtime/config/dtype.h"
+#include "ebb/runtime/base/dtype.h"
 #include "ebb/runtime/device/cuda/numbers.h"
 #include "ops/ops.h"
 

@@ -16,7 +16,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "ebb/runtime/config/dtype.h"
+#include "ebb/runtime/base/dtype.h"
 #include "ops/cuda/cublaslt.h"
 
 namespace ebb::gpt::cuda {

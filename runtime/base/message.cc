@@ -1,4 +1,4 @@
-#include "ebb/runtime/config/message.h"
+#include "ebb/runtime/base/message.h"
 
 #include <vector>
 
