@@ -6,7 +6,7 @@ include(CMakePackageConfigHelpers)
 include(GNUInstallDirs)
 
 # Each target comes after those that it needs.
-set(ebb_installed_targets base config sharding trace device kernels comm offload optim engine checkpoint)
+set(ebb_installed_targets base config sharding trace device kernels comm optim offload engine checkpoint)
 
 # The libraries by their names for find_package, for pkg-config and for the linker.
 set(ebb_packages Threads)

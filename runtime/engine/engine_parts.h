@@ -11,6 +11,7 @@
 
 #include "absl/status/statusor.h"
 #include "ebb/offload/pinned_memory.h"
+#include "ebb/offload/swap_verifier.h"
 #include "ebb/optim/kernels.h"
 #include "ebb/runtime/device/cores.h"
 #include "ebb/runtime/engine/engine_inputs.h"
@@ -22,7 +23,6 @@
 #include "ebb/runtime/engine/issue/step_timeline.h"
 #include "ebb/runtime/engine/issue/stream_order.h"
 #include "ebb/runtime/engine/memory/storage.h"
-#include "ebb/runtime/engine/memory/swap_verifier.h"
 #include "ebb/runtime/engine/outcome/control_block.h"
 #include "ebb/runtime/engine/outcome/outcome_parts.h"
 #include "ebb/runtime/engine/program.h"

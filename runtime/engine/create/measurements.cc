@@ -8,12 +8,12 @@
 
 #include "absl/functional/function_ref.h"
 #include "ebb/offload/pinned_memory.h"
+#include "ebb/offload/swap_verifier.h"
 #include "ebb/offload/test_hooks.h"
 #include "ebb/optim/checksum.h"
 #include "ebb/optim/update_constants.h"
 #include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/engine/device_reach.h"
-#include "ebb/runtime/engine/memory/swap_checksums.h"
 #include "ebb/sharding/placement.h"
 #include "ebb/sharding/report/traffic.h"
 
@@ -276,8 +276,8 @@ absl::StatusOr<double> MeasureFile(ShardFile& file, int64_t file_bytes, double& 
 }  // namespace
 
 ChecksumWork ChecksumWorkOf(const sharding::Plan& plan, const sharding::SwapFiles& files) {
-  const ClassBytes all = BytesWithoutChecksum(files, VerifySwap::kOff),
-                   left = BytesWithoutChecksum(files, VerifySwap::kStates);
+  const sharding::ClassBytes all = BytesWithoutChecksum(files, VerifySwap::kOff),
+                             left = BytesWithoutChecksum(files, VerifySwap::kStates);
   ChecksumWork work;
   double summed = 0;
   for (const TrafficRow& row : sharding::PredictTraffic(plan)) {

@@ -193,9 +193,10 @@ absl::Status Setup::MakeMemory() {
   EBB_RETURN_IF_ERROR(with_.storage->TakeStateStaging());
   // Auto: writes are summed from now on, until the measurement decides.
   const VerifySwap verify = inputs.config.ebb.verify_swap;
-  with_.verifier.emplace(sharding::LayOutSwapFiles(plan()), inputs.model.units,
-                         verify == VerifySwap::kAuto ? VerifySwap::kAll : verify, *with_.storage,
-                         with_.outcome.errors);
+  with_.verifier.emplace(
+      sharding::LayOutSwapFiles(plan()), inputs.model.units,
+      verify == VerifySwap::kAuto ? VerifySwap::kAll : verify, with_.storage->files(),
+      [&errors = with_.outcome.errors](absl::Status status) { errors.Fail(std::move(status)); });
   EBB_RETURN_IF_ERROR(with_.streams.MakeOffload(inputs.device, plan()));
   EBB_RETURN_IF_ERROR(with_.timeline.Make(plan()));
   with_.updates.table =

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "ebb/offload/swap_verifier.h"
 #include "ebb/runtime/comm/communicator.h"
 #include "ebb/runtime/device/cpu/cpu_event.h"
 #include "ebb/runtime/device/stream.h"
@@ -19,7 +20,6 @@
 #include "ebb/runtime/engine/issue/record_exchange.h"
 #include "ebb/runtime/engine/issue/stream_order.h"
 #include "ebb/runtime/engine/memory/storage.h"
-#include "ebb/runtime/engine/memory/swap_verifier.h"
 #include "ebb/runtime/engine/outcome/control_block.h"
 #include "ebb/runtime/engine/outcome/step_errors.h"
 #include "ebb/runtime/engine/ranks/step_communicators.h"

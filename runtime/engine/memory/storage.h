@@ -19,10 +19,10 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "ebb/offload/swap_storage.h"
 #include "ebb/runtime/config/config.h"
 #include "ebb/runtime/device/device.h"
 #include "ebb/runtime/engine/memory/host_pools.h"
-#include "ebb/runtime/engine/memory/swap_storage.h"
 #include "ebb/runtime/trace/ledger.h"
 #include "ebb/sharding/plan.h"
 

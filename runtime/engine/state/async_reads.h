@@ -14,6 +14,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "ebb/offload/swap_verifier.h"
 #include "ebb/runtime/device/cores.h"
 #include "ebb/runtime/device/thread_team.h"
 #include "ebb/runtime/engine/engine_inputs.h"
@@ -22,7 +23,6 @@
 #include "ebb/runtime/engine/issue/runnable_plans.h"
 #include "ebb/runtime/engine/issue/stream_order.h"
 #include "ebb/runtime/engine/memory/storage.h"
-#include "ebb/runtime/engine/memory/swap_verifier.h"
 #include "ebb/runtime/engine/outcome/step_errors.h"
 #include "ebb/runtime/engine/ranks/engine_communicators.h"
 #include "ebb/runtime/engine/state/state_access.h"

@@ -8,13 +8,13 @@
 #include <span>
 
 #include "absl/functional/function_ref.h"
+#include "ebb/offload/swap_verifier.h"
 #include "ebb/optim/kernels.h"
 #include "ebb/optim/update.h"
 #include "ebb/runtime/device/stream.h"
 #include "ebb/runtime/engine/device_reach.h"
 #include "ebb/runtime/engine/issue/linked_fragment.h"
 #include "ebb/runtime/engine/issue/step_tag.h"
-#include "ebb/runtime/engine/memory/swap_verifier.h"
 #include "ebb/runtime/engine/outcome/control_block.h"
 #include "ebb/runtime/engine/outcome/step_errors.h"
 #include "ebb/runtime/engine/outcome/step_outcome.h"

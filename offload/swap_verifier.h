@@ -1,31 +1,46 @@
-// Checks that reads of the swap files return the bytes that were written (ebb.verify_swap). A read
-// hands over the bytes that came, a write those that go. A difference fails the engine. Streams
-// call it in the order of the plan, and no place is read and written at once.
+// Checks that reads of a rank's swap files return the bytes that were written (ebb.verify_swap). If
+// another program changes the files, or a disk returns wrong bytes, training ends. With "states"
+// only masters and states have checksums, and parameters that are masters or halves of them.
+//
+// A step writes an extent (sharding/swap_files.h) in one go, and several extents at once. A
+// smaller write from outside makes an extent unknown, until the whole extent is written, or
+// read if it is not masters or states. A read hands over the bytes that came, a write those that
+// go. Streams call it in the order of the plan, and no place is read and written at once.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "ebb/offload/swap_storage.h"
 #include "ebb/optim/checksum.h"
+#include "ebb/runtime/config/config.h"
 #include "ebb/runtime/device/thread_team.h"
-#include "ebb/runtime/engine/memory/storage.h"
-#include "ebb/runtime/engine/memory/swap_checksums.h"
-#include "ebb/runtime/engine/outcome/step_errors.h"
+#include "ebb/sharding/memory_model.h"
 #include "ebb/sharding/model.h"
 #include "ebb/sharding/state.h"
 #include "ebb/sharding/swap_files.h"
 
 namespace ebb {
 
+// By class, the bytes of a rank's files that have no checksum; with kOff all.
+sharding::ClassBytes BytesWithoutChecksum(const sharding::SwapFiles& files, VerifySwap verify);
+// For people: "gradients and activations", "" if all classes have checksums.
+std::string ClassesWithoutChecksum(const sharding::SwapFiles& files, VerifySwap verify);
+
 class SwapVerifier {
  public:
-  // All that is given but `files` outlives it. `verify` is not kAuto.
+  // The files are new. `units` and `storage` outlive this. `verify` is not kAuto. `fail`: called
+  // with the error of each difference, from any thread.
   SwapVerifier(sharding::SwapFiles files, std::span<const UnitSpec> units, VerifySwap verify,
-               Storage& storage, StepErrors& errors);
+               const SwapStorage& storage, std::function<void(absl::Status)> fail);
+  ~SwapVerifier();
 
   // The files of another plan, in which parameters, masters and states lie where they did. Between
   // steps.
@@ -59,7 +74,7 @@ class SwapVerifier {
   // `data`: the bytes that go into the file from `place` on. The sum of an extent that it holds a
   // part of is not known from then on.
   void NoteWrite(const sharding::Place& place, std::span<const std::byte> data);
-  void Forget(const sharding::Place& place, int64_t bytes) { checksums_.Forget(place, bytes); }
+  void Forget(const sharding::Place& place, int64_t bytes);
   // An array of masters or states that an update has summed, and writes to its other place
   // (SecondPlaces).
   void NoteMove(const sharding::Place& place);
@@ -83,17 +98,21 @@ class SwapVerifier {
   absl::StatusOr<bool> VerifyFile(const sharding::Place& place, int64_t bytes, Reader read);
 
  private:
-  void FailAt(const SwapChecksums::Extent& extent, const sharding::Place& place);
+  class Extent;
+
+  // All extents that overlap `bytes` from `place` on; none if that is not verified.
+  std::span<Extent> In(const sharding::Place& place, int64_t bytes);
+  void FailAt(const Extent& extent, const sharding::Place& place);
   std::span<const sharding::SwapFiles::Array> ArraysOf(int sub_group) const {
-    return files_.sub_groups[static_cast<size_t>(sub_group)];
+    return files_.sub_groups[sub_group];
   }
 
   sharding::SwapFiles files_;
   std::span<const UnitSpec> units_;
   VerifySwap verify_;
-  Storage& storage_;
-  StepErrors& errors_;
-  SwapChecksums checksums_;
+  const SwapStorage& storage_;
+  std::function<void(absl::Status)> fail_;
+  std::vector<Extent> extents_;  // by file, then by offset
   std::vector<uint64_t> scratch_;
   std::vector<uint64_t> of_arrays_;  // of a sub-group
 };

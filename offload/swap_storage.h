@@ -7,12 +7,11 @@
 #include <memory>
 #include <span>
 #include <string_view>
-#include <vector>
 
 #include "absl/status/status.h"
+#include "ebb/offload/second_places.h"
 #include "ebb/offload/shard_file.h"
 #include "ebb/runtime/config/config.h"
-#include "ebb/runtime/engine/memory/second_places.h"
 #include "ebb/runtime/trace/ledger.h"
 #include "ebb/sharding/plan.h"
 #include "ebb/sharding/swap_files.h"

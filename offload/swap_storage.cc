@@ -1,4 +1,4 @@
-#include "ebb/runtime/engine/memory/swap_storage.h"
+#include "ebb/offload/swap_storage.h"
 
 #include <algorithm>
 #include <filesystem>
@@ -152,13 +152,10 @@ absl::Status SwapStorage::TakeSecondPlaces(const sharding::SwapFiles& files, int
   options.bytes = bytes;
   std::unique_ptr<ShardFile> second;
   EBB_RETURN_IF_ERROR(CreateFile(options, second));
-  int64_t of_class[2] = {};
-  for (const sharding::SwapExtent& extent : files.extents) {
-    if (extent.what == StateClass::kMaster) of_class[0] += sharding::SwapAligned(extent.bytes);
-    if (extent.what == StateClass::kOptimizer) of_class[1] += sharding::SwapAligned(extent.bytes);
-  }
   for (const StateClass state : {StateClass::kMaster, StateClass::kOptimizer}) {
-    const int64_t held = of_class[state == StateClass::kMaster ? 0 : 1];
+    int64_t held = 0;
+    for (const sharding::SwapExtent& extent : files.extents)
+      if (extent.what == state) held += sharding::SwapAligned(extent.bytes);
     ledger_->Predict(state, Tier::kNvme, held);
     in_second_[state == StateClass::kMaster ? 0 : 1] =
         MemoryLedger::Charge(*ledger_, state, Tier::kNvme, held);

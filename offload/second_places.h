@@ -46,25 +46,15 @@ class SecondPlaces {
   ShardFile& second() const { return *second_; }
 
  private:
-  // The number of the save that moved it last, with kInSecond set if it is in the second place.
   static constexpr uint64_t kInSecond = uint64_t{1} << 32;
-  struct Array {
-    explicit Array(int64_t offset) : begin(offset) {}
-    Array(Array&& other) noexcept : begin(other.begin), moved(other.moved.load()) {}
-    Array& operator=(Array&& other) noexcept {
-      begin = other.begin;
-      moved = other.moved.load();
-      return *this;
-    }
-    int64_t begin = 0;  // offset in the file
-    std::atomic<uint64_t> moved{0};
-  };
   // Index of the array that holds the place; -1: none does.
   int Find(const sharding::Place& place) const;
-  const Array& At(int array) const { return arrays_[static_cast<size_t>(array)]; }
   ShardFile& FileOf(bool in_second) const { return in_second ? *second_ : *first_; }
 
-  std::vector<Array> arrays_;  // by offset
+  std::vector<int64_t> begins_;  // of the arrays, as offsets in the file, ascending
+  // By array, the number of the save that moved it last, with kInSecond if it is in the second
+  // place.
+  std::vector<std::atomic<uint64_t>> moved_;
   int64_t end_ = 0;
   ShardFile* first_;
   std::unique_ptr<ShardFile> second_;
