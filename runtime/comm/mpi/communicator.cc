@@ -169,6 +169,12 @@ bool MpiCommunicator::Meet(const Collective& call, std::span<const int> peers,
     return absent_.empty() && !failed();
   };
   if (!Await(call, look, absent, deadline)) return false;
+  // MPI sends only while it is called, and after the operation this rank may not call it for long.
+  const auto sent = [&] {
+    return std::all_of(peers.begin(), peers.end(),
+                       [&](int peer) { return pairs_[peer].outgoing.Test(); });
+  };
+  if (!Await(call, sent, absent, deadline)) return false;
   // Every rank compares with the first rank, so all that find a difference find the same one.
   const auto called = [&](int member) -> const CallSummary& {
     return member == rank() ? mine : announcements_[member].incoming.call;
