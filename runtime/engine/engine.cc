@@ -7,9 +7,9 @@
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/device/backend.h"
+#include "ebb/runtime/engine/create/engine_members.h"
 #include "ebb/runtime/engine/create/reorder.h"
 #include "ebb/runtime/engine/create/setup.h"
-#include "ebb/runtime/engine/engine_parts.h"
 
 namespace ebb {
 
@@ -34,86 +34,86 @@ std::string_view CallOf(std::string_view about) {
 
 }  // namespace
 
-Engine::Engine(std::unique_ptr<EngineParts> parts) : EngineState(std::move(parts)) {}
+Engine::Engine(std::unique_ptr<EngineMembers> members) : EngineState(std::move(members)) {}
 Engine::Engine(Engine&&) noexcept = default;
 Engine& Engine::operator=(Engine&&) noexcept = default;
 Engine::~Engine() = default;
 
 absl::StatusOr<Engine> Engine::Create(World world, Device device, ModelSpec model,
                                       const Config& config, EngineOptions options) {
-  absl::StatusOr<std::unique_ptr<EngineParts>> parts = EngineCalls::Returned(
+  absl::StatusOr<std::unique_ptr<EngineMembers>> members = EngineCalls::Returned(
       world, MakeEngine(world, std::move(device), std::move(model), config, std::move(options)));
-  EBB_RETURN_IF_ERROR(parts.status());
-  return Engine(*std::move(parts));
+  EBB_RETURN_IF_ERROR(members.status());
+  return Engine(*std::move(members));
 }
 
 StreamView Engine::compute_stream() const {
-  if (parts_ == nullptr) return {};
-  return parts_->streams.compute().view();
+  if (members_ == nullptr) return {};
+  return members_->streams.compute().view();
 }
 MutableTensorView Engine::workspace() const {
-  if (parts_ == nullptr || parts_->inputs.model.workspace_bytes == 0) return {};
-  if (parts_->call.suspension->suspended()) return {};
-  return parts_->scopes.views->Workspace();
+  if (members_ == nullptr || members_->inputs.model.workspace_bytes == 0) return {};
+  if (members_->interpreter->suspension.suspended()) return {};
+  return members_->interpreter->views.Workspace();
 }
 std::vector<ParameterView> Engine::Views(UnitId unit) const {
-  if (parts_ == nullptr || parts_->call.suspension->suspended()) return {};
-  return parts_->scopes.views->Unit(unit);
+  if (members_ == nullptr || members_->interpreter->suspension.suspended()) return {};
+  return members_->interpreter->views.Unit(unit);
 }
 std::shared_ptr<void> Engine::HoldMemory() {
-  return parts_ == nullptr ? nullptr : parts_->storage->Hold();
+  return members_ == nullptr ? nullptr : members_->storage->Hold();
 }
 Step Engine::BeginStep(StepOptions options) {
-  if (parts_ == nullptr) return Step();
-  Steps& steps = *parts_->call.steps;
+  if (members_ == nullptr) return Step();
+  Steps& steps = members_->interpreter->steps;
   return Step(&steps, steps.Begin(options));
 }
 Evaluation Engine::BeginEvaluation(int micro_batches, EvaluationOptions options) {
-  if (parts_ == nullptr) return Evaluation();
-  Steps& steps = *parts_->call.steps;
+  if (members_ == nullptr) return Evaluation();
+  Steps& steps = members_->interpreter->steps;
   return Evaluation(&steps, steps.BeginEvaluation(micro_batches, options));
 }
 absl::StatusOr<StepReport> Engine::Report() {
-  if (parts_ == nullptr) return MovedFrom();
-  return parts_->call.steps->Report();
+  if (members_ == nullptr) return MovedFrom();
+  return members_->interpreter->steps.Report();
 }
 absl::Status Engine::Agree(const absl::Status& own, std::string_view about) {
-  if (parts_ == nullptr) return MovedFrom();
-  if (parts_->scopes.progress.alive)
-    return parts_->calls.Returned(WhileAlive(CallOf(about), kFinishFirst));
-  return parts_->calls.Returned(parts_->call.barrier->Agree(own, about));
+  if (members_ == nullptr) return MovedFrom();
+  if (members_->interpreter->progress.alive)
+    return members_->calls.Returned(WhileAlive(CallOf(about), kFinishFirst));
+  return members_->calls.Returned(members_->interpreter->barrier.Agree(own, about));
 }
 absl::StatusOr<std::vector<std::string>> Engine::Exchange(const absl::Status& own,
                                                           std::string_view about,
                                                           std::string_view text) {
-  if (parts_ == nullptr) return MovedFrom();
-  if (parts_->scopes.progress.alive)
-    return parts_->calls.Returned(WhileAlive(CallOf(about), kFinishFirst));
-  return parts_->calls.Returned(parts_->call.barrier->Exchange(own, about, text));
+  if (members_ == nullptr) return MovedFrom();
+  if (members_->interpreter->progress.alive)
+    return members_->calls.Returned(WhileAlive(CallOf(about), kFinishFirst));
+  return members_->calls.Returned(members_->interpreter->barrier.Exchange(own, about, text));
 }
 absl::Status Engine::Suspend() {
-  if (parts_ == nullptr) return MovedFrom();
-  if (parts_->scopes.progress.alive)
-    return parts_->calls.Returned(WhileAlive("Suspend", kFinishFirst));
-  return parts_->calls.Returned(parts_->call.suspension->Suspend());
+  if (members_ == nullptr) return MovedFrom();
+  if (members_->interpreter->progress.alive)
+    return members_->calls.Returned(WhileAlive("Suspend", kFinishFirst));
+  return members_->calls.Returned(members_->interpreter->suspension.Suspend());
 }
 absl::Status Engine::Resume() {
-  if (parts_ == nullptr) return MovedFrom();
-  if (parts_->scopes.progress.alive) {
-    return parts_->calls.Returned(WhileAlive("Resume", ", which shows that it is not suspended"));
+  if (members_ == nullptr) return MovedFrom();
+  if (members_->interpreter->progress.alive) {
+    return members_->calls.Returned(WhileAlive("Resume", ", which shows that it is not suspended"));
   }
-  return parts_->calls.Returned(parts_->call.suspension->Resume());
+  return members_->calls.Returned(members_->interpreter->suspension.Resume());
 }
 absl::Status Engine::Reorder(std::vector<Visit> forward, std::vector<ScopeEvent> order) {
-  if (parts_ == nullptr) return MovedFrom();
-  if (parts_->scopes.progress.alive)
-    return parts_->calls.Returned(WhileAlive("Reorder", kFinishFirst));
-  return parts_->calls.Returned(ebb::Reorder(*parts_).To(std::move(forward), std::move(order)));
+  if (members_ == nullptr) return MovedFrom();
+  if (members_->interpreter->progress.alive)
+    return members_->calls.Returned(WhileAlive("Reorder", kFinishFirst));
+  return members_->calls.Returned(ebb::Reorder(*members_).To(std::move(forward), std::move(order)));
 }
 std::vector<MemoryRow> Engine::memory() const {
-  if (parts_ == nullptr) return {};
-  std::vector<MemoryRow> rows = parts_->ledger.Rows();
-  const DriverMemory* const driver = parts_->inputs.device.backend().driver_memory();
+  if (members_ == nullptr) return {};
+  std::vector<MemoryRow> rows = members_->ledger.Rows();
+  const DriverMemory* const driver = members_->inputs.device.backend().driver_memory();
   if (driver != nullptr && driver->peak_bytes() > 0) {
     rows.push_back({.state = StateClass::kDriver,
                     .tier = Tier::kDevice,
@@ -123,24 +123,24 @@ std::vector<MemoryRow> Engine::memory() const {
   return rows;
 }
 std::vector<TrafficRow> Engine::traffic() const {
-  if (parts_ == nullptr) return {};
-  return parts_->issue.runner->traffic();
+  if (members_ == nullptr) return {};
+  return members_->interpreter->runner.traffic();
 }
 std::vector<CommunicationRow> Engine::communication() const {
-  if (parts_ == nullptr) return {};
-  return parts_->issue.runner->communication();
+  if (members_ == nullptr) return {};
+  return members_->interpreter->runner.communication();
 }
 const World& Engine::world() const {
-  return parts_->inputs.given_world;
+  return members_->inputs.given_world;
 }
 const ModelSpec& Engine::model() const {
-  return parts_->inputs.model;
+  return members_->inputs.model;
 }
 const Program& Engine::program() const {
-  return *parts_->program;
+  return *members_->program;
 }
 const Config& Engine::config() const {
-  return parts_->inputs.config;
+  return members_->inputs.config;
 }
 
 }  // namespace ebb

@@ -165,7 +165,7 @@ class Engine : public EngineState {
   const Config& config() const;                         // resolved for this world
 
  private:
-  explicit Engine(std::unique_ptr<EngineParts> parts);
+  explicit Engine(std::unique_ptr<EngineMembers> members);
 };
 
 }  // namespace ebb

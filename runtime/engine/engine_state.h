@@ -22,7 +22,7 @@
 
 namespace ebb {
 
-struct EngineParts;
+struct EngineMembers;
 class FolderLock;  // ebb/runtime/checkpoint/folder_lock.h
 
 // The base of Engine (engine.h) for its state.
@@ -108,12 +108,12 @@ class EngineState {
   std::vector<std::string> optimizer_states(ParameterId parameter) const;
 
  protected:
-  explicit EngineState(std::unique_ptr<EngineParts> parts);
+  explicit EngineState(std::unique_ptr<EngineMembers> members);
   EngineState(EngineState&&) noexcept;
   EngineState& operator=(EngineState&&) noexcept;
   ~EngineState();
 
-  std::unique_ptr<EngineParts> parts_;  // null: the engine was moved from
+  std::unique_ptr<EngineMembers> members_;  // null: the engine was moved from
 };
 
 }  // namespace ebb

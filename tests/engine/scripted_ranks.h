@@ -86,12 +86,7 @@ struct Rank {
     EXPECT_OK(ControlBlock::Create(Device::Cpu(1),
                                    {.units = 2, .ranks = static_cast<size_t>(ranks)}, {}, control));
     constants.emplace(config, table, *control, /*own_optimizer=*/false);
-    outcome.emplace(StepOutcome::Parts{.config = &config,
-                                       .errors = &errors,
-                                       .peers = &peers,
-                                       .control = &*control,
-                                       .constants = &*constants,
-                                       .messages = &messages});
+    outcome.emplace(config, errors, peers, *control, *constants, messages);
   }
 };
 

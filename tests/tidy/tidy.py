@@ -198,6 +198,19 @@ def count_includes(tree: Tree) -> None:
             tree.findings[f"included {header}"] = [f"{header}: {len(fan_in[header])} files of other rooms include it"]
 
 
+def count_core(tree: Tree) -> None:
+    """The objects that all parts of an engine share are one struct of references. Parts borrow no others in a struct."""
+    header = "runtime/engine/core.h"
+    body = "\n".join(tree.files[header]).split("struct Core {", 1)[1].split("};", 1)[0]
+    for member in (line.split("//")[0].strip() for line in body.split("\n")):
+        if member:
+            tree.find("methods of Core" if "(" in member else "members of Core", f"{header}: {member}")
+    for name, lines in tree.product(CXX):
+        for number, line in enumerate(lines):
+            if name.startswith("runtime/engine/") and re.match(r" *struct \w*Parts\b", line):
+                tree.find("structs of parts", f"{name}:{number + 1}: take the core and the named parts in the constructor")
+
+
 def read_limits() -> dict[str, int]:
     with open(os.path.join(HERE, "limits.txt"), encoding="utf-8") as file:
         rows = [line.split(maxsplit=1) for line in file if line.strip() and not line.startswith("#")]
@@ -218,7 +231,7 @@ def lower(counts: dict[str, int]) -> None:
 
 def main() -> int:
     tree = Tree()
-    for count in (count_lines, count_file_sizes, count_long_functions, count_comments, count_casts, count_includes):
+    for count in (count_lines, count_file_sizes, count_long_functions, count_comments, count_casts, count_includes, count_core):
         count(tree)
     if "--lower" in sys.argv[1:]:
         lower(tree.counts)

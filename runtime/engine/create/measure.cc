@@ -66,10 +66,10 @@ absl::Status Measuring::MeasureCoalesce(Scratch& scratch) {
   scratch.groups = AllocatePool(with_.inputs, StateClass::kGather, kBucketBytesMax, kWhat);
   scratch.number = with_.inputs.device.AllocateShared(sizeof(int64_t), kWhat);
   EBB_RETURN_IF_ERROR(AgreeOnStatus(
-      Control(), scratch.groups.ok() ? scratch.number.status() : scratch.groups.status()));
+      with_.Control(), scratch.groups.ok() ? scratch.number.status() : scratch.groups.status()));
   if (config_.ebb.register_buffers) {
-    const absl::Status any =
-        AgreeOnStatus(Control(), with_.communicators.gather().Register(scratch.groups->span()));
+    const absl::Status any = AgreeOnStatus(
+        with_.Control(), with_.communicators.gather().Register(scratch.groups->span()));
     // Otherwise all ranks copy, as they will from the pools, and a line of the log says so.
     if (!any.ok()) with_.communicators.gather().Deregister();
     EBB_RETURN_IF_ERROR(with_.communicators.control().status());
@@ -80,7 +80,7 @@ absl::Status Measuring::MeasureCoalesce(Scratch& scratch) {
                                             scratch.groups->span(),
                                             *reinterpret_cast<int64_t*>(scratch.number->data())));
     // Every shard group has measured.
-    return AllValues(Control(), mine);
+    return AllValues(with_.Control(), mine);
   };
   const absl::StatusOr<std::vector<int64_t>> all = measure();
   with_.communicators.gather().Deregister();
@@ -137,13 +137,13 @@ absl::StatusOr<double> Measuring::MeasureBalance(Scratch& scratch) {
                     .parameters_go_up = settled.parameter_tier == Tier::kDevice,
                     .pins_host_memory = config_.zero.offload_optimizer.pin_memory};
   for (const sharding::SubGroup& group : groups) shape.elements += group.count();
-  EBB_RETURN_IF_ERROR(AgreeOnStatus(Control(), absl::OkStatus()));  // all are here
+  EBB_RETURN_IF_ERROR(AgreeOnStatus(with_.Control(), absl::OkStatus()));  // all are here
   const absl::StatusOr<sharding::UpdateRates> rates = MeasureUpdateRates(
       with_.inputs.device, *with_.kernels.device, *with_.kernels.host, shape, scratch.updates);
-  EBB_RETURN_IF_ERROR(AgreeOnStatus(Control(), rates.status()));
+  EBB_RETURN_IF_ERROR(AgreeOnStatus(with_.Control(), rates.status()));
   constexpr double kParts = 1e6;
   EBB_ASSIGN_OR_RETURN(const std::vector<int64_t> all,
-                       AllValues(Control(), std::llround(BalancedRatio(*rates) * kParts)));
+                       AllValues(with_.Control(), std::llround(BalancedRatio(*rates) * kParts)));
   return static_cast<double>(all[0]) / kParts;
 }
 
@@ -151,13 +151,15 @@ absl::StatusOr<double> Measuring::MeasureBalance(Scratch& scratch) {
 // trainer and to libraries. The rest is for all ranks that use the device.
 absl::StatusOr<int64_t> Measuring::DeviceBudget() {
   if (config_.ebb.device_memory) return *config_.ebb.device_memory;
-  EBB_ASSIGN_OR_RETURN(const std::vector<int64_t> devices,
-                       AllValues(Control(), static_cast<int64_t>(with_.inputs.device.identity())));
+  EBB_ASSIGN_OR_RETURN(
+      const std::vector<int64_t> devices,
+      AllValues(with_.Control(), static_cast<int64_t>(with_.inputs.device.identity())));
   const int64_t sharing =
       std::count(devices.begin(), devices.end(), devices[static_cast<size_t>(with_.inputs.rank())]);
-  EBB_ASSIGN_OR_RETURN(const std::vector<int64_t> all,
-                       AllValues(Control(), with_.inputs.device.free_bytes().value_or(INT64_MAX) /
-                                                10 * 9 / sharing));
+  EBB_ASSIGN_OR_RETURN(
+      const std::vector<int64_t> all,
+      AllValues(with_.Control(),
+                with_.inputs.device.free_bytes().value_or(INT64_MAX) / 10 * 9 / sharing));
   return *std::min_element(all.begin(), all.end());
 }
 
@@ -183,9 +185,9 @@ absl::Status Measuring::ChooseVerifySwap() {
 
 // Every rank chooses the same: "states" where one of them would get longer by "all".
 absl::Status Measuring::MeasureVerifySwap(const ChecksumWork& work) {
-  EBB_RETURN_IF_ERROR(AgreeOnStatus(Control(), absl::OkStatus()));  // all measure at a time
+  EBB_RETURN_IF_ERROR(AgreeOnStatus(with_.Control(), absl::OkStatus()));  // all measure at a time
   const absl::StatusOr<ChecksumRates> rates = MeasureChecksumRates(*with_.storage, plan());
-  EBB_RETURN_IF_ERROR(AgreeOnStatus(Control(), rates.status()));
+  EBB_RETURN_IF_ERROR(AgreeOnStatus(with_.Control(), rates.status()));
   constexpr double kParts = 1e6, kMega = 1e6;
   const int threads =
       with_.streams.all()[sharding::LineOf(sharding::StreamId::kHostUpdate)]->team().threads();
@@ -193,7 +195,7 @@ absl::Status Measuring::MeasureVerifySwap(const ChecksumWork& work) {
   const int64_t own[] = {whole(std::min(LongerAtMost(work, *rates, threads), 1.0) * kParts),
                          whole(rates->sum / kMega), whole(rates->parameters / kMega),
                          whole(rates->states / kMega), threads};
-  EBB_ASSIGN_OR_RETURN(const std::vector<std::vector<int64_t>> all, AllLists(Control(), own));
+  EBB_ASSIGN_OR_RETURN(const std::vector<std::vector<int64_t>> all, AllLists(with_.Control(), own));
   const std::vector<int64_t>& worst = *std::max_element(all.begin(), all.end());
   const double longer = static_cast<double>(worst[0]) / kParts;
   const bool keeps_all = longer <= kNoLonger;
@@ -213,16 +215,15 @@ absl::Status Measuring::MeasureVerifySwap(const ChecksumWork& work) {
   return absl::OkStatus();
 }
 
-absl::Status AgreeOnPlanned(EngineParts& parts, const absl::Status& own) {
+absl::Status AgreeOnPlanned(EngineMembers& engine, const absl::Status& own) {
   const bool exceeds_cap = absl::IsResourceExhausted(own);
   const absl::string_view what = own.message();
   const uint64_t cause = sharding::Hasher().Add({what.data(), what.size()}).hash();
-  return AgreeOnStatus(parts.communicators.Control(parts.streams.reduce()), own,
-                       exceeds_cap ? static_cast<int64_t>(cause) : 0, [&parts] {
-                         return sharding::FindAdvice(parts.inputs.ForPlan(),
-                                                     sharding::CapsOf(parts.inputs.config))
-                             .text;
-                       });
+  return AgreeOnStatus(
+      engine.Control(), own, exceeds_cap ? static_cast<int64_t>(cause) : 0, [&engine] {
+        return sharding::FindAdvice(engine.inputs.ForPlan(), sharding::CapsOf(engine.inputs.config))
+            .text;
+      });
 }
 
 // All ranks have read the free memory before one takes some, and each knows how many ranks take

@@ -8,8 +8,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "ebb/runtime/engine/create/engine_members.h"
 #include "ebb/runtime/engine/engine_inputs.h"
-#include "ebb/runtime/engine/engine_parts.h"
 #include "ebb/runtime/engine/ranks/host_lane.h"
 #include "ebb/sharding/fit/budget.h"
 #include "ebb/sharding/plan.h"
@@ -20,7 +20,7 @@ struct ChecksumWork;
 
 class Measuring {
  public:
-  explicit Measuring(EngineParts& parts) : with_(parts), config_(parts.inputs.config) {}
+  explicit Measuring(EngineMembers& engine) : with_(engine), config_(engine.inputs.config) {}
 
   // Before planning: the ratio that ebb.device_memory asks for. On a CPU that ratio alone counts,
   // because the same threads update both parts.
@@ -39,15 +39,14 @@ class Measuring {
   absl::Status MeasureVerifySwap(const ChecksumWork& work);
   void LogChosen(std::string_view key, std::string_view what) const;
   const sharding::Plan& plan() const { return with_.plans.plan(); }
-  HostLane Control() const { return with_.communicators.Control(with_.streams.reduce()); }
 
-  EngineParts& with_;
+  EngineMembers& with_;
   Config& config_;
 };
 
 // Agrees on the result of planning on this rank. If ranks exceed a cap alike, one rank looks for a
 // config that would fit, and tells the others.
-absl::Status AgreeOnPlanned(EngineParts& parts, const absl::Status& own);
+absl::Status AgreeOnPlanned(EngineMembers& engine, const absl::Status& own);
 
 // Whether the host has the memory that Create is about to take. Collective. `tightest`: the limit
 // with the least room for a rank; none if the system names none.

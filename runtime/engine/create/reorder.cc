@@ -58,20 +58,20 @@ absl::Status ValidateGiven(ModelSpec model) {
 
 absl::Status Reorder::To(std::vector<Visit> forward, std::vector<ScopeEvent> order) {
   with_.calls.Note(CallKind::kReorder);
-  absl::Status own = with_.outcome.outcome->AwaitVerdicts();
-  if (own.ok() && with_.call.suspension->suspended())
+  absl::Status own = with_.interpreter->outcome.AwaitVerdicts();
+  if (own.ok() && with_.interpreter->suspension.suspended())
     own = absl::FailedPreconditionError("Reorder of a suspended engine: call Resume first");
   // Updates that were carried over are the old plan's.
-  with_.issue.runner->AwaitState();
-  own.Update(with_.state->values().Await());
+  with_.interpreter->runner.AwaitState();
+  own.Update(with_.interpreter->state.values().Await());
   model_.forward = std::move(forward);
   model_.order = std::move(order);
   if (model_.order.empty()) LeaveOutParts(model_);
   if (own.ok()) own = ValidateGiven(model_);
   model_ = DivideByDType(std::move(model_), with_.inputs.config.compute);
   if (own.ok()) own = Plan();
-  EBB_RETURN_IF_ERROR(with_.call.barrier->Enter(CallKind::kReorder, /*subject=*/0, own));
-  EBB_RETURN_IF_ERROR(AgreeOnOrder(Control(), model_, next_.Fingerprint()));
+  EBB_RETURN_IF_ERROR(with_.interpreter->barrier.Enter(CallKind::kReorder, /*subject=*/0, own));
+  EBB_RETURN_IF_ERROR(AgreeOnOrder(with_.Control(), model_, next_.Fingerprint()));
   return Change();
 }
 
@@ -87,24 +87,24 @@ absl::Status Reorder::Plan() {
 absl::Status Reorder::Change() {
   with_.collective_pools.Deregister();
   with_.plans.Swap(next_);
-  const absl::Status followed = AgreeOnStatus(Control(), FollowPlan());
+  const absl::Status followed = AgreeOnStatus(with_.Control(), FollowPlan());
   if (!followed.ok()) {
     with_.plans.Swap(next_);
-    if (const absl::Status back = AgreeOnStatus(Control(), FollowPlan()); !back.ok()) {
-      with_.call.suspension->LosePools();
-      with_.outcome.errors.Fail(absl::Status(
+    if (const absl::Status back = AgreeOnStatus(with_.Control(), FollowPlan()); !back.ok()) {
+      with_.interpreter->suspension.LosePools();
+      with_.errors.Fail(absl::Status(
           back.code(), absl::StrCat("the engine has failed: Reorder has lost its pools; make it "
                                     "anew. ",
                                     back.message())));
-      return with_.outcome.errors.Report();
+      return with_.errors.Report();
     }
   }
   absl::Status shown = with_.communicators.BarrierAfterFreedMemory();
   if (shown.ok()) shown = with_.collective_pools.Show(*with_.storage, with_.plans.plan().pools);
   if (shown.ok()) return followed;
-  with_.outcome.errors.Fail(
+  with_.errors.Fail(
       absl::Status(shown.code(), absl::StrCat("the engine has failed: ", shown.message())));
-  return with_.outcome.errors.Report();
+  return with_.errors.Report();
 }
 
 absl::Status Reorder::FollowPlan() {
@@ -114,10 +114,12 @@ absl::Status Reorder::FollowPlan() {
   with_.verifier->FollowPlan(sharding::LayOutSwapFiles(plan));
   EBB_RETURN_IF_ERROR(with_.streams.Make(device, &plan));
   EBB_RETURN_IF_ERROR(with_.streams.MakeOffload(device, plan));
-  with_.call.reads->FollowPlan();
-  with_.scopes.progress.run = nullptr;
-  with_.scopes.progress.fragment = nullptr;
-  return LinkPlan(with_);
+  with_.interpreter->reads.FollowPlan();
+  with_.interpreter->progress.run = nullptr;
+  with_.interpreter->progress.fragment = nullptr;
+  EBB_RETURN_IF_ERROR(with_.LinkPlan());
+  with_.interpreter->views.FollowPlan();
+  return absl::OkStatus();
 }
 
 }  // namespace ebb

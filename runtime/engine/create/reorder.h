@@ -10,15 +10,15 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "ebb/runtime/engine/engine_parts.h"
+#include "ebb/runtime/engine/create/engine_members.h"
 #include "ebb/sharding/model.h"
 
 namespace ebb {
 
 class Reorder {
  public:
-  explicit Reorder(EngineParts& parts)
-      : with_(parts), model_(parts.inputs.model), next_(parts.inputs, model_) {}
+  explicit Reorder(EngineMembers& engine)
+      : with_(engine), model_(engine.inputs.model), next_(engine.inputs, model_) {}
 
   // Where no step is alive.
   absl::Status To(std::vector<Visit> forward, std::vector<ScopeEvent> order);
@@ -28,9 +28,8 @@ class Reorder {
   absl::Status Change();
   // All other members use the present plans.
   absl::Status FollowPlan();
-  HostLane Control() const { return with_.communicators.Control(with_.streams.reduce()); }
 
-  EngineParts& with_;
+  EngineMembers& with_;
   ModelSpec model_;     // in the new order
   RunnablePlans next_;  // of that; of the old one, once they have changed places
 };

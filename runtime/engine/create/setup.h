@@ -8,18 +8,17 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "ebb/runtime/engine/engine_parts.h"
-#include "ebb/sharding/plan_facts.h"
+#include "ebb/runtime/engine/create/engine_members.h"
 
 namespace ebb {
 
-absl::StatusOr<std::unique_ptr<EngineParts>> MakeEngine(World world, Device device, ModelSpec model,
-                                                        const Config& config,
-                                                        EngineOptions options);
+absl::StatusOr<std::unique_ptr<EngineMembers>> MakeEngine(World world, Device device,
+                                                          ModelSpec model, const Config& config,
+                                                          EngineOptions options);
 
 class Setup {
  public:
-  explicit Setup(EngineParts& parts) : with_(parts) {}
+  explicit Setup(EngineMembers& engine) : with_(engine) {}
 
   absl::Status Make();
 
@@ -27,22 +26,13 @@ class Setup {
   absl::Status CheckGroups() const;
   absl::Status CheckOptimizer() const;
   absl::Status MakeMemory();
-  void MakeOutcome();
-  absl::Status MakeIssuer();
-  void MakeScopes();
-  void MakeCalls();
-  bool OwnOptimizerEnqueues() const;
   int StreamsOfDevice() const;
   void LogMade() const;
   std::string WhatPartsDoApart() const;
   const sharding::Plan& plan() const { return with_.plans.plan(); }
   const sharding::Decisions& decisions() const { return plan().decisions; }
-  // Which slice of every unit is this rank's.
-  int Slice() const { return with_.inputs.rank() % decisions().shards; }
-  KernelsByStream Kernels() const { return {with_.kernels.device.get(), with_.kernels.host.get()}; }
-  HostLane Control() const { return with_.communicators.Control(with_.streams.reduce()); }
 
-  EngineParts& with_;
+  EngineMembers& with_;
 };
 
 }  // namespace ebb

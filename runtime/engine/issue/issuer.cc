@@ -6,6 +6,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "ebb/optim/norm.h"
+#include "ebb/runtime/engine/issue/issue_observer.h"
+#include "ebb/runtime/engine/memory/storage.h"
+#include "ebb/runtime/engine/outcome/step_errors.h"
+#include "ebb/runtime/engine/ranks/engine_communicators.h"
 #include "ebb/sharding/report/traffic.h"
 
 namespace ebb {
@@ -38,8 +42,8 @@ void Issuer::Run(LinkedFragment& run, int begin, int end, const StepTag& step,
     const Instruction& instruction = run[index];
     if (instruction.code == Code::kKernels) {
       if (instruction.scope >= 0) continue;
-      with_.order->Await(run, index, step.parity);
-      with_.order->Leave(run, index, step.parity);
+      core_.order.Await(run, index, step.parity);
+      core_.order.Leave(run, index, step.parity);
     } else {
       Issue(run, index, step, counted);
     }
@@ -52,7 +56,7 @@ void Issuer::StartNow(LinkedFragment& run, std::span<Event> over) {
   for (int index = 0; index < run.size(); ++index) {
     const Instruction& instruction = run[index];
     Stream& stream = At(instruction.starts);
-    with_.order->AwaitUses(instruction);
+    core_.order.AwaitUses(instruction);
     stream.WaitIdle();
     Work(run, index, StepTag(), stream);
     At(instruction.ends).Record(over[static_cast<size_t>(index)]);
@@ -94,15 +98,14 @@ absl::Status Issuer::AwaitOfSave(LinkedFragment& run, Stream* copies) {
 
 void Issuer::Issue(LinkedFragment& run, int index, const StepTag& step, MovedBytes* counted) {
   const Instruction& instruction = run[index];
-  with_.order->Await(run, index, step.parity);
+  core_.order.Await(run, index, step.parity);
   Stream &starts = At(instruction.starts), &ends = At(instruction.ends);
-  with_.observers->Begin(run, index, step, starts);
+  core_.observers.Begin(run, index, step, starts);
   const bool collects = instruction.lane != sharding::Lane::kNone && counted != nullptr;
-  const int64_t before =
-      collects ? (*with_.lanes[static_cast<size_t>(instruction.lane)])->bytes_enqueued() : 0;
+  const int64_t before = collects ? core_.communicators.Of(instruction.lane).bytes_enqueued() : 0;
   Work(run, index, step, starts);
   if (collects) {
-    const Communicator& lane = **with_.lanes[static_cast<size_t>(instruction.lane)];
+    const Communicator& lane = core_.communicators.Of(instruction.lane);
     counted->Add(instruction.role, lane.bytes_enqueued() - before);
   }
   if (counted != nullptr && instruction.operation >= 0) {
@@ -111,8 +114,8 @@ void Issuer::Issue(LinkedFragment& run, int index, const StepTag& step, MovedByt
     for (const sharding::Move& move : operation.moves)
       counted->Add(sharding::RowOf(move), move.bytes);
   }
-  with_.observers->End(run, index, step, ends);
-  with_.order->Leave(run, index, step.parity);
+  core_.observers.End(run, index, step, ends);
+  core_.order.Leave(run, index, step.parity);
 }
 
 void Issuer::Work(LinkedFragment& run, int index, const StepTag& step, Stream& stream) {
@@ -128,8 +131,8 @@ void Issuer::Work(LinkedFragment& run, int index, const StepTag& step, Stream& s
       return Copy(run, index, step.parity, stream);
     case Code::kRead:
     case Code::kWrite: {
-      const uint32_t save = with_.storage->files().second_places() != nullptr
-                                ? with_.storage->files().second_places()->save()
+      const uint32_t save = core_.storage.files().second_places() != nullptr
+                                ? core_.storage.files().second_places()->save()
                                 : 0;
       Tickets& started = started_[instruction.starts];
       const int64_t ticket = started.TakeTicket();
@@ -145,17 +148,17 @@ void Issuer::Work(LinkedFragment& run, int index, const StepTag& step, Stream& s
     case Code::kReadAsync:
       return stream.Enqueue([this, unit = instruction.parts.front().unit] { read_async_(unit); });
     case Code::kPrepare:
-      return with_.exchange->Prepare(step.parity, stream);
+      return exchange_.Prepare(step.parity, stream);
     case Code::kSeal:
-      return with_.exchange->Seal(run, index, step.parity, stream);
+      return exchange_.Seal(run, index, step.parity, stream);
     case Code::kConclude:
-      return with_.exchange->Conclude(step.parity, stream);
+      return exchange_.Conclude(step.parity, stream);
     case Code::kSealNorms:
-      return with_.exchange->SealNorms(run, index, step.parity, stream);
+      return exchange_.SealNorms(run, index, step.parity, stream);
     case Code::kConcludeNorms:
-      return with_.exchange->ConcludeNorms(step.parity, stream);
+      return exchange_.ConcludeNorms(step.parity, stream);
     case Code::kUpdate:
-      if (instruction.updates.front().early) with_.outcome->StartEarlyUpdate();
+      if (instruction.updates.front().early) outcome_.StartEarlyUpdate();
       [[fallthrough]];
     default:
       Enqueue(stream,
@@ -165,7 +168,7 @@ void Issuer::Work(LinkedFragment& run, int index, const StepTag& step, Stream& s
 
 void Issuer::Collect(LinkedFragment& run, int index, const StepTag& step, Stream& stream) {
   const Instruction& instruction = run[index];
-  Communicator& lane = **with_.lanes[static_cast<size_t>(instruction.lane)];
+  Communicator& lane = core_.communicators.Of(instruction.lane);
   const std::span<const CollectiveSpan> spans = run.spans(index);
   const DType dtype = instruction.operands.front().dtype;
   absl::Status status;
@@ -179,11 +182,10 @@ void Issuer::Collect(LinkedFragment& run, int index, const StepTag& step, Stream
     default:
       status = lane.AllGather(stream, spans, GatheredDType(instruction));
   }
-  with_.peers->NoteCollective(lane, std::move(status), *with_.errors);
+  peers_.NoteCollective(lane, std::move(status), core_.errors);
   Enqueue(stream, [this, &run, index] {
     const Instruction& of = run[index];
-    with_.peers->NoteIfBroken(**with_.lanes[static_cast<size_t>(of.lane)],
-                              [&] { return Describe(run, of); });
+    peers_.NoteIfBroken(core_.communicators.Of(of.lane), [&] { return Describe(run, of); });
   });
 }
 
@@ -196,7 +198,7 @@ void Issuer::Copy(LinkedFragment& run, int index, int parity, Stream& stream) {
     const Operand &from = instruction.operands[k], &to = instruction.operands[k + 1];
     for (const Operand* end : {&from, &to}) {
       if (end->place.tier == Tier::kCpu && end->place.pool != StateClass::kControl &&
-          with_.storage->host().CopiesHoldUpHost(end->place.pool))
+          core_.storage.host().CopiesHoldUpHost(end->place.pool))
         stream.WaitIdle();
     }
     const int operand = static_cast<int>(k);
@@ -212,17 +214,17 @@ void Issuer::Copy(LinkedFragment& run, int index, int parity, Stream& stream) {
 std::span<std::byte> Issuer::MemoryOf(const LinkedFragment& run, int index, int operand,
                                       int parity) const {
   const Operand& of = run[index].operands[static_cast<size_t>(operand)];
-  if (of.place.pool == StateClass::kControl) return with_.control->At(of.place.offset, parity);
+  if (of.place.pool == StateClass::kControl) return control_.At(of.place.offset, parity);
   return {run.At(index, operand), static_cast<size_t>(of.bytes())};
 }
 
 ShardFile& Issuer::FileOf(const LinkedFragment& run, const sharding::Place& place) const {
-  return run.fragment().of_save ? with_.storage->files().SavedFile(place)
-                                : with_.storage->files().File(place);
+  return run.fragment().of_save ? core_.storage.files().SavedFile(place)
+                                : core_.storage.files().File(place);
 }
 
 void Issuer::StartTransfers(LinkedFragment& run, int index, uint32_t save) {
-  if (with_.errors->has_failed()) return;
+  if (core_.errors.has_failed()) return;
   const Instruction& instruction = run[index];
   run.started(index) = true;
   IoTransfer* const transfers = run.transfers(index);
@@ -236,19 +238,19 @@ void Issuer::StartTransfers(LinkedFragment& run, int index, uint32_t save) {
     }
     const std::byte* const data = run.At(index, 2 * i);
     if (run.fragment().of_state || SwapVerifier::SumsWhenMoved(to.place.pool)) {
-      with_.verifier->NoteWrite(to.place, {data, static_cast<size_t>(from.bytes())});
-    } else if (with_.storage->files().second_places() != nullptr &&
-               with_.storage->files().second_places()->MoveTo(to.place, save)) {
-      with_.verifier->NoteMove(to.place);
+      verifier_.NoteWrite(to.place, {data, static_cast<size_t>(from.bytes())});
+    } else if (core_.storage.files().second_places() != nullptr &&
+               core_.storage.files().second_places()->MoveTo(to.place, save)) {
+      verifier_.NoteMove(to.place);
     }
-    with_.storage->files().File(to.place).StartWrite(transfers[i], to.place.offset, data,
-                                                     from.bytes());
+    core_.storage.files().File(to.place).StartWrite(transfers[i], to.place.offset, data,
+                                                    from.bytes());
   }
 }
 
 void Issuer::EndTransfers(LinkedFragment& run, int index, const StepTag& step) {
   if (!std::exchange(run.started(index), false)) {
-    run.error(index) = with_.errors->failure();
+    run.error(index) = core_.errors.failure();
     return;
   }
   const Instruction& instruction = run[index];
@@ -260,17 +262,17 @@ void Issuer::EndTransfers(LinkedFragment& run, int index, const StepTag& step) {
     const absl::Status moved = FileOf(run, file.place).Wait(transfers[i]);
     if (run.fragment().of_state) {  // none of its reads is of whole extents
       run.error(index).Update(moved);
-      if (!moved.ok() && !reads) with_.verifier->Forget(file.place, file.bytes());
+      if (!moved.ok() && !reads) verifier_.Forget(file.place, file.bytes());
       continue;
     }
     if (moved.ok()) {
       if (reads && SwapVerifier::SumsWhenMoved(state)) {
-        with_.verifier->VerifyRead(file.place,
-                                   {run.At(index, 2 * i + 1), static_cast<size_t>(file.bytes())});
+        verifier_.VerifyRead(file.place,
+                             {run.At(index, 2 * i + 1), static_cast<size_t>(file.bytes())});
       }
       continue;
     }
-    with_.errors->Fail(absl::Status(
+    core_.errors.Fail(absl::Status(
         moved.code(),
         absl::StrCat("the engine has failed: ", step.counts ? "in step " : "after step ",
                      step.finished + (step.counts ? 1 : 0), ", the ",
@@ -286,7 +288,7 @@ void Issuer::Calculate(const LinkedFragment& run, int index, const StepTag& step
   switch (instruction.code) {
     case Code::kUpdate:
     case Code::kParameterNorms:
-      return with_.updates->Run(run, index, step, stream);
+      return updates_.Run(run, index, step, stream);
     default:
       break;
   }
@@ -306,12 +308,12 @@ void Issuer::Cast(const LinkedFragment& run, int index, int part, Stream& stream
   std::byte* const destination = run.At(index, first + 1);
   const bool casts = instruction.code == Code::kCastMasters;
   if (casts)
-    with_.verifier->VerifyMasters(instruction.updates[static_cast<size_t>(part)].sub_group, source);
+    verifier_.VerifyMasters(instruction.updates[static_cast<size_t>(part)].sub_group, source);
   if (instruction.via) {
-    with_.kernels.Of(stream).CastVia(stream, source, from.dtype, *instruction.via, destination,
+    core_.kernels.Of(stream).CastVia(stream, source, from.dtype, *instruction.via, destination,
                                      to.dtype, to.count);
   } else {
-    with_.kernels.Of(stream).Cast(stream, source, from.dtype, destination, to.dtype, to.count,
+    core_.kernels.Of(stream).Cast(stream, source, from.dtype, destination, to.dtype, to.count,
                                   casts ? optim::Rounding::kParameter : optim::Rounding::kNearest);
   }
 }
@@ -328,11 +330,11 @@ void Issuer::Accumulate(const LinkedFragment& run, int index, int part, Stream& 
                                        .count = operands[1].count,
                                        .add = sharding::Reads(operands[1].access)};
   if (operands[2].access == sharding::Access::kNone) {
-    with_.kernels.Of(stream).Accumulate(stream, arrays);
+    core_.kernels.Of(stream).Accumulate(stream, arrays);
   } else {
-    with_.kernels.Of(stream).AccumulateAndSumSquares(
+    core_.kernels.Of(stream).AccumulateAndSumSquares(
         stream, arrays, BlocksAt(run.At(index, first + 3), operands[1].count),
-        &with_.control->square(run[index].parts[static_cast<size_t>(part)].unit));
+        &control_.square(run[index].parts[static_cast<size_t>(part)].unit));
   }
 }
 
@@ -340,10 +342,10 @@ void Issuer::Norm(const LinkedFragment& run, int index, int part, Stream& stream
   constexpr int kOperands = 3;  // shard, square, scratch
   const int first = part * kOperands;
   const Operand& shard = run[index].operands[static_cast<size_t>(first)];
-  with_.kernels.Of(stream).SumOfSquares(
+  core_.kernels.Of(stream).SumOfSquares(
       stream, run.At(index, first), shard.dtype, shard.count,
       BlocksAt(run.At(index, first + 2), shard.count),
-      &with_.control->square(run[index].parts[static_cast<size_t>(part)].unit));
+      &control_.square(run[index].parts[static_cast<size_t>(part)].unit));
 }
 
 }  // namespace ebb

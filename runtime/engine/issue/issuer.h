@@ -14,14 +14,14 @@
 #include "ebb/runtime/comm/communicator.h"
 #include "ebb/runtime/device/cpu/cpu_event.h"
 #include "ebb/runtime/device/stream.h"
-#include "ebb/runtime/engine/issue/issue_observer.h"
+#include "ebb/runtime/engine/core.h"
 #include "ebb/runtime/engine/issue/linked_fragment.h"
 #include "ebb/runtime/engine/issue/moved_bytes.h"
 #include "ebb/runtime/engine/issue/record_exchange.h"
 #include "ebb/runtime/engine/issue/stream_order.h"
+#include "ebb/runtime/engine/kernels_by_stream.h"
 #include "ebb/runtime/engine/memory/storage.h"
 #include "ebb/runtime/engine/outcome/control_block.h"
-#include "ebb/runtime/engine/outcome/step_errors.h"
 #include "ebb/runtime/engine/ranks/step_communicators.h"
 #include "ebb/runtime/engine/updates/update_call.h"
 #include "ebb/sharding/instructions.h"
@@ -30,21 +30,16 @@ namespace ebb {
 
 class Issuer {
  public:
-  struct Parts {  // borrowed
-    StreamOrder* order = nullptr;
-    std::array<std::optional<Communicator>*, sharding::kLanes> lanes = {};  // by sharding::Lane
-    Storage* storage = nullptr;
-    const ControlBlock* control = nullptr;
-    SwapVerifier* verifier = nullptr;
-    KernelsByStream kernels;
-    const UpdateCall* updates = nullptr;
-    RecordExchange* exchange = nullptr;
-    StepOutcome* outcome = nullptr;
-    StepErrors* errors = nullptr;
-    StepCommunicators* peers = nullptr;
-    const IssueObservers* observers = nullptr;
-  };
-  explicit Issuer(const Parts& parts) : with_(parts) {}
+  Issuer(const Core& core, const ControlBlock& control, SwapVerifier& verifier,
+         const UpdateCall& updates, RecordExchange& exchange, StepOutcome& outcome,
+         StepCommunicators& peers)
+      : core_(core),
+        control_(control),
+        verifier_(verifier),
+        updates_(updates),
+        exchange_(exchange),
+        outcome_(outcome),
+        peers_(peers) {}
 
   // The work of kReadAsync, on its stream.
   void OnReadAsync(std::function<void(int unit)> read) { read_async_ = std::move(read); }
@@ -62,7 +57,7 @@ class Issuer {
   absl::Status AwaitOfSave(LinkedFragment& run, Stream* copies);
 
  private:
-  Stream& At(sharding::Line line) const { return with_.order->At(line); }
+  Stream& At(sharding::Line line) const { return core_.order.At(line); }
   void Issue(LinkedFragment& run, int instruction, const StepTag& step, MovedBytes* counted);
   void Work(LinkedFragment& run, int instruction, const StepTag& step, Stream& stream);
   void Collect(LinkedFragment& run, int instruction, const StepTag& step, Stream& stream);
@@ -75,7 +70,7 @@ class Issuer {
   // Calls kernels: at once if they enqueue themselves, else in a task of `stream`.
   template <class Kernels>
   void Enqueue(Stream& stream, Kernels kernels) const {
-    if (with_.kernels.Enqueue(stream)) {
+    if (core_.kernels.Enqueue(stream)) {
       kernels();
     } else {
       stream.Enqueue(kernels);
@@ -88,7 +83,13 @@ class Issuer {
   void Accumulate(const LinkedFragment& run, int instruction, int part, Stream& stream) const;
   void Norm(const LinkedFragment& run, int instruction, int part, Stream& stream) const;
 
-  const Parts with_;
+  const Core& core_;
+  const ControlBlock& control_;
+  SwapVerifier& verifier_;
+  const UpdateCall& updates_;
+  RecordExchange& exchange_;
+  StepOutcome& outcome_;
+  StepCommunicators& peers_;
   std::function<void(int unit)> read_async_;
   // By the line where transfers start: how many have. The line where they end waits for that
   // number, which costs no event.

@@ -7,39 +7,33 @@
 #include <optional>
 #include <vector>
 
-#include "ebb/runtime/comm/communicator.h"
-#include "ebb/runtime/device/event.h"
 #include "ebb/runtime/device/stream.h"
+#include "ebb/runtime/engine/core.h"
 #include "ebb/runtime/engine/issue/linked_fragment.h"
 #include "ebb/runtime/engine/outcome/control_block.h"
-#include "ebb/runtime/engine/outcome/step_errors.h"
 #include "ebb/runtime/engine/outcome/step_outcome.h"
 #include "ebb/runtime/engine/outcome/step_scalars.h"
 #include "ebb/runtime/engine/ranks/step_communicators.h"
 #include "ebb/runtime/engine/updates/norm_exchange.h"
+#include "ebb/runtime/engine/updates/own_optimizer.h"
 #include "ebb/runtime/engine/updates/update_table.h"
-#include "ebb/sharding/plan.h"
 
 namespace ebb {
 
 class RecordExchange {
  public:
-  struct Parts {  // borrowed
-    const sharding::Plan* plan = nullptr;
-    const Communicator *of_world = nullptr, *of_shards = nullptr;  // of records; of norms
-    ControlBlock* control = nullptr;
-    NormExchange* norms = nullptr;  // null: no optimizer takes norms
-    const UpdateTable* table = nullptr;
-    StepConstants* constants = nullptr;
-    StepOutcome* outcome = nullptr;
-    StepErrors* errors = nullptr;
-    StepCommunicators* peers = nullptr;
-    std::vector<Event>* concluded = nullptr;  // by parity
-    bool reaches_device = false;  // the host reaches it, so the host looks for non-finite gradients
-    int shard = 0;                // the number of this rank's slice of every unit
-    bool own_enqueues = false;    // see UpdateCall
-  };
-  explicit RecordExchange(const Parts& parts) : with_(parts) {}
+  // `norms`: null if no optimizer takes norms.
+  RecordExchange(const Core& core, ControlBlock& control, const UpdateTable& table,
+                 StepConstants& constants, StepOutcome& outcome, StepCommunicators& peers,
+                 NormExchange* norms)
+      : core_(core),
+        control_(control),
+        table_(table),
+        constants_(constants),
+        outcome_(outcome),
+        peers_(peers),
+        norms_(norms),
+        own_enqueues_(OwnOptimizerEnqueues(core)) {}
 
   // Begins a step; empty: the schedule's rate.
   void Begin(std::optional<double> learning_rate) { learning_rate_ = learning_rate; }
@@ -55,7 +49,14 @@ class RecordExchange {
   void NameNonFinite(const LinkedFragment& run, int instruction, int parity) const;
   void SetTrustRatios(int parity);
 
-  const Parts with_;
+  const Core& core_;
+  ControlBlock& control_;
+  const UpdateTable& table_;
+  StepConstants& constants_;
+  StepOutcome& outcome_;
+  StepCommunicators& peers_;
+  NormExchange* const norms_;
+  const bool own_enqueues_;
   std::optional<double> learning_rate_;
 };
 

@@ -20,23 +20,39 @@ std::span<const int> BackwardsOf(const std::vector<int>* order) {
 
 }  // namespace
 
-StepOutcome::StepOutcome(const Parts& parts) : with_(parts), training_(*parts.config) {
-  with_.control->loss_scale() = training_.loss_scale();
+StepOutcome::StepOutcome(const Config& config, StepErrors& errors, StepPeers& peers,
+                         ControlBlock& control, StepConstants& constants, OutcomeMessages& messages,
+                         bool adds_squares, const std::vector<int>* backwards)
+    : config_(config),
+      errors_(errors),
+      peers_(peers),
+      control_(control),
+      constants_(constants),
+      messages_(messages),
+      backwards_(backwards),
+      adds_squares_(adds_squares),
+      training_(config) {
+  control_.loss_scale() = training_.loss_scale();
+}
+
+absl::Status StepOutcome::Broken(std::span<const int64_t> log) const {
+  const absl::Status broken = peers_.Broken();
+  if (broken.ok()) return broken;
+  return messages_.Located(broken, peers_.WhereBroken(broken), log, finished_steps() + 1);
 }
 
 // The last steps and their updates may fail when the trainer asks no more.
 StepOutcome::~StepOutcome() {
-  const StepErrors& errors = *with_.errors;
-  const std::string& engine = with_.messages->engine();
-  const std::string rank = with_.messages->RankName(with_.messages->rank());
-  if (const absl::Status failed = errors.UnreportedFailure(); !failed.ok())
+  const std::string& engine = messages_.engine();
+  const std::string rank = messages_.RankName(messages_.rank());
+  if (const absl::Status failed = errors_.UnreportedFailure(); !failed.ok())
     LogWarning(absl::StrCat(engine, " ", OfRank(rank, failed).message()));
-  if (errors.has_failed()) return;
+  if (errors_.has_failed()) return;
   const bool failed = std::any_of(std::begin(slots_), std::end(slots_), [&](const Slot& slot) {
     return slot.state == State::kJudged && !slot.evaluation && slot.judged.failed &&
-           slot.judged.cause > errors.known_exchange();
+           slot.judged.cause > errors_.known_exchange();
   });
-  if (failed || errors.has_unreported())
+  if (failed || errors_.has_unreported())
     LogWarning(absl::StrCat(engine, " ", rank,
                             ": one of the last steps has failed, and Report was not called"));
 }
@@ -56,39 +72,38 @@ int StepOutcome::Begin(bool evaluation) {
   slot.evaluation = evaluation;
   slot.updates_started = false;
   open_ = parity;
-  for (double& sum : with_.control->sums(parity)) sum = 0;
-  with_.errors->Open(evaluation ? StepErrors::kEvaluation : parity);
+  for (double& sum : control_.sums(parity)) sum = 0;
+  errors_.Open(evaluation ? StepErrors::kEvaluation : parity);
   return parity;
 }
 
 void StepOutcome::EndOpen() {
   open_ = std::exchange(outer_, std::nullopt);
-  with_.errors->Close();
+  errors_.Close();
 }
 
 void StepOutcome::StartEarlyUpdate() {
-  if (!with_.errors->blocked(*open_) && !with_.errors->has_failed())
-    slots_[*open_].updates_started = true;
+  if (!errors_.blocked(*open_) && !errors_.has_failed()) slots_[*open_].updates_started = true;
 }
 
 bool StepOutcome::MayUpdate(int parity, bool early) const {
-  if (with_.errors->has_failed()) return false;
-  return !early || (!with_.errors->blocked(parity) && with_.peers->Broken().ok());
+  if (errors_.has_failed()) return false;
+  return !early || (!errors_.blocked(parity) && peers_.Broken().ok());
 }
 
 void StepOutcome::Close(const Closing& closing) {
   const int parity = *open_;
   Slot& slot = slots_[parity];
   slot.terms = closing.terms;
-  slot.terms.exchange = with_.errors->NextExchange();
-  slot.error = with_.errors->Peek();
+  slot.terms.exchange = errors_.NextExchange();
+  slot.error = errors_.Peek();
   slot.log.assign(closing.log.begin(), closing.log.end());
-  ExchangeRecord& record = with_.control->own_record(parity);
-  const uint64_t rates = slot.evaluation ? 0 : with_.constants->rates().hash(parity);
+  ExchangeRecord& record = control_.own_record(parity);
+  const uint64_t rates = slot.evaluation ? 0 : constants_.rates().hash(parity);
   record = {.scopes_hash = closing.scopes_hash,
             .rates_hash = rates ^ std::bit_cast<uint64_t>(closing.terms.gradient_scale),
             .exchange = slot.terms.exchange,
-            .known = with_.errors->known_exchange(),
+            .known = errors_.known_exchange(),
             .updates_started = slot.updates_started,
             .returned = !slot.error.ok()};
   if (!slot.error.ok()) {
@@ -105,14 +120,14 @@ absl::Status StepOutcome::Finish() {
   Slot& slot = slots_[*open_];
   // In no record, and the step may be applied: a collective behind the exchange that was not
   // enqueued.
-  if (const absl::Status known = with_.errors->Peek(); slot.error.ok() && !known.ok()) {
-    with_.errors->Fail(
+  if (const absl::Status known = errors_.Peek(); slot.error.ok() && !known.ok()) {
+    errors_.Fail(
         absl::Status(known.code(), absl::StrCat("the engine has failed: ", known.message())));
   }
   last_ = *open_;
   // A failure for good is not left open, as nothing waits long for it.
-  if (slot.terms.waits || with_.errors->has_failed() || !with_.peers->Broken().ok()) Take();
-  absl::Status reported = with_.errors->Report();
+  if (slot.terms.waits || errors_.has_failed() || !peers_.Broken().ok()) Take();
+  absl::Status reported = errors_.Report();
   EndOpen();
   return reported;
 }
@@ -120,47 +135,45 @@ absl::Status StepOutcome::Finish() {
 absl::StatusOr<Evaluation::Sums> StepOutcome::FinishEvaluation() {
   const int parity = *open_;
   Slot& slot = slots_[parity];
-  with_.peers->AwaitConclusion(parity);
-  slot.error = with_.errors->Peek();
+  peers_.AwaitConclusion(parity);
+  slot.error = errors_.Peek();
   slot.state = State::kFree;
   if (const absl::Status agreed = ErrorOf(slot.Known(parity)); !agreed.ok())
-    with_.errors->NoteJudged(agreed, slot.terms.exchange);
-  const absl::Status reported = with_.errors->Report();
+    errors_.NoteJudged(agreed, slot.terms.exchange);
+  const absl::Status reported = errors_.Report();
   EndOpen();
   if (!reported.ok()) return reported;
   return slot.sums;
 }
 
 absl::Status StepOutcome::ErrorOf(const Known& known) {
-  StepErrors& errors = *with_.errors;
-  if (errors.has_failed()) {
-    const absl::Status failure = errors.failure();
-    with_.peers->Abort(failure);
-    with_.peers->Withdraw(failure);
+  if (errors_.has_failed()) {
+    const absl::Status failure = errors_.failure();
+    peers_.Abort(failure);
+    peers_.Withdraw(failure);
     return failure;
   }
   absl::Status status = known.error;
   // The first thing that ranks did differently. OK if there is none, or if they can no longer tell
   // each other. `broken`: why they have to.
   const auto difference = [&](const absl::Status& broken) {
-    const absl::StatusOr<std::vector<std::vector<int64_t>>> logs =
-        with_.peers->Logs(known.log, broken);
-    return logs.ok() ? with_.messages->DifferenceOfLogs(*logs) : absl::OkStatus();
+    const absl::StatusOr<std::vector<std::vector<int64_t>>> logs = peers_.Logs(known.log, broken);
+    return logs.ok() ? messages_.DifferenceOfLogs(*logs) : absl::OkStatus();
   };
   if (known.ranks.engine_failed) {
-    errors.Fail(status.ok() ? known.ranks.error : status);
-    return errors.failure();
+    errors_.Fail(status.ok() ? known.ranks.error : status);
+    return errors_.failure();
   }
   // A failure after the exchange of a step that was left open fails the next step.
   const bool stands = known.is_step && !known.waits && known.complete && !known.ranks.broken;
-  absl::Status broken = stands ? with_.peers->DeviceFailure() : with_.peers->Broken();
+  absl::Status broken = stands ? peers_.DeviceFailure() : peers_.Broken();
   if (broken.ok() && known.ranks.broken) broken = known.ranks.error;
   if (!broken.ok()) {
     // A rank may be waiting in another communicator for this rank.
-    with_.peers->Abort(broken);
+    peers_.Abort(broken);
     // The others know it too, or are told now.
     const bool is_difference = IsDifference(broken);
-    if (is_difference) with_.peers->Withdraw(broken);
+    if (is_difference) peers_.Withdraw(broken);
     // The ranks may have opened different scopes before the collectives noticed, and that explains
     // the failure better. Some ranks may learn of any other failure a step later than others.
     const bool may_have_gone_apart =
@@ -168,35 +181,34 @@ absl::Status StepOutcome::ErrorOf(const Known& known) {
     const absl::Status apart = may_have_gone_apart ? difference(broken) : absl::OkStatus();
     if (status.ok()) status = apart;
     if (status.ok()) {
-      status = with_.messages->Located(broken, with_.peers->WhereBroken(broken), known.log,
-                                       finished_ + 1);
+      status = messages_.Located(broken, peers_.WhereBroken(broken), known.log, finished_ + 1);
     }
-    errors.Fail(
+    errors_.Fail(
         absl::Status(status.code(), absl::StrCat("the engine has failed: ", status.message())));
-    return errors.failure();
+    return errors_.failure();
   }
   if (status.ok()) status = known.ranks.error;
   if (status.ok() && known.ranks.scopes_differ) {
     // The ranks come here at different times where the step was left open.
     status = !known.is_step || known.waits
                  ? difference(absl::OkStatus())
-                 : with_.messages->DifferenceOfTrails(with_.control->records(known.parity));
+                 : messages_.DifferenceOfTrails(control_.records(known.parity));
     if (status.ok()) status = absl::FailedPreconditionError("ranks opened different scopes");
   }
-  if (status.ok() && known.ranks.other_rates >= 0) status = with_.messages->OtherRates(known.ranks);
+  if (status.ok() && known.ranks.other_rates >= 0) status = messages_.OtherRates(known.ranks);
   return status;
 }
 
 absl::Status StepOutcome::ErrorOfCall(std::span<const int64_t> log, const Verdict& ranks) {
-  const absl::Status own = with_.errors->Report();
+  const absl::Status own = errors_.Report();
   const absl::Status agreed = ErrorOf({.error = own, .log = log, .ranks = ranks});
-  return with_.errors->has_failed() ? with_.errors->Report() : agreed;
+  return errors_.has_failed() ? errors_.Report() : agreed;
 }
 
 void StepOutcome::Drop() {
   Slot& slot = slots_[*open_];
-  if (slot.updates_started && with_.constants->of(*open_, /*early=*/true).apply) {
-    with_.errors->Fail(
+  if (slot.updates_started && constants_.of(*open_, /*early=*/true).apply) {
+    errors_.Fail(
         absl::AbortedError("the engine has failed: a step was dropped after its first updates had "
                            "started; reload the model, or begin such steps with hold_updates"));
   }
@@ -211,50 +223,49 @@ void StepOutcome::Take(int untaken_max) {
 }
 
 void StepOutcome::TakeOne(Slot& slot, int parity) {
-  with_.peers->AwaitConclusion(parity);
+  peers_.AwaitConclusion(parity);
   slot.state = State::kFree;
-  StepErrors& errors = *with_.errors;
   const Judgement& judged = slot.judged;
   absl::Status status = ErrorOf(slot.Known(parity));
-  if (!errors.has_failed()) {
+  if (!errors_.has_failed()) {
     if (judged.failed && judged.cause != slot.terms.exchange) {
       status = last_failure_;  // held back for an error of a step before it
     } else if (status.ok() && judged.failed) {
-      status = with_.messages->Overflowed(slot.ranks);
+      status = messages_.Overflowed(slot.ranks);
     }
   }
   if (status.ok()) {
     report_ = judged.report;
     finished_ = judged.report.step;
-    if (judged.report.applied || with_.messages->rank() != 0) return;
+    if (judged.report.applied || messages_.rank() != 0) return;
     const std::string message =
-        with_.messages->Skipped(slot.ranks, judged.report, judged.next_loss_scale);
+        messages_.Skipped(slot.ranks, judged.report, judged.next_loss_scale);
     // fp16 finds its scale by overflowing now and then; anything else deserves attention.
-    return with_.config->compute == DType::kFloat16 && !judged.at_minimum ? LogInfo(message)
-                                                                          : LogWarning(message);
+    return config_.compute == DType::kFloat16 && !judged.at_minimum ? LogInfo(message)
+                                                                    : LogWarning(message);
   }
   if (slot.updates_started || slot.ranks.updates_started) {
-    errors.Fail(
+    errors_.Fail(
         absl::InternalError(absl::StrCat("the engine has failed: parts of the step were updated "
                                          "before it went wrong; reload the model. ",
                                          status.message())));
-    status = errors.failure();
+    status = errors_.failure();
   }
-  if (errors.has_failed()) {
+  if (errors_.has_failed()) {
     // Ranks may wait in the next step for this one. No update begins after its failure was
     // returned.
-    with_.peers->Abort(errors.failure());
-    with_.peers->AwaitUpdates();
+    peers_.Abort(errors_.failure());
+    peers_.AwaitUpdates();
   }
   report_ = last_failure_ = status;
-  errors.NoteJudged(status, judged.cause);
+  errors_.NoteJudged(status, judged.cause);
 }
 
 absl::StatusOr<StepReport> StepOutcome::Report() {
   Take();
   // An error in an open step is returned by its Finish.
-  if (open_ && !with_.errors->has_unreported() && report_.ok()) return report_;
-  EBB_RETURN_IF_ERROR(with_.errors->Report());
+  if (open_ && !errors_.has_unreported() && report_.ok()) return report_;
+  EBB_RETURN_IF_ERROR(errors_.Report());
   return report_;
 }
 
@@ -268,7 +279,7 @@ int64_t StepOutcome::finished_steps() const {
 void StepOutcome::SetTrainingState(const TrainingState& state) {
   training_.Resume(state);
   finished_ = state.finished_steps;
-  with_.control->loss_scale() = training_.loss_scale();
+  control_.loss_scale() = training_.loss_scale();
   report_ =
       absl::FailedPreconditionError("no step has finished since the training state was loaded");
   last_failure_ = absl::OkStatus();
@@ -277,38 +288,38 @@ void StepOutcome::SetTrainingState(const TrainingState& state) {
 // In the order of the reduce stream.
 
 void StepOutcome::Prepare(int parity, std::optional<double> learning_rate) {
-  with_.constants->Set(parity, /*early=*/true, training_.Early(learning_rate));
+  constants_.Set(parity, /*early=*/true, training_.Early(learning_rate));
 }
 
 void StepOutcome::Seal(int parity) {
   Slot& slot = slots_[parity];
-  ExchangeRecord& record = with_.control->own_record(parity);
-  const std::span<const double> values = with_.control->sums(parity);
+  ExchangeRecord& record = control_.own_record(parity);
+  const std::span<const double> values = control_.sums(parity);
   record.loss = values.front();
   if (slot.evaluation && record.failed == 0) {
     Evaluation::Sums sums = record.Sums();
     for (size_t i = 0; i < sums.size(); ++i) sums[i].sum = values[i];
     record.SetSums(sums);
   }
-  const std::span<const int> backwards = BackwardsOf(with_.backwards);
-  const std::span<const double> squares = with_.control->squares();  // frozen units have none
+  const std::span<const int> backwards = BackwardsOf(backwards_);
+  const std::span<const double> squares = control_.squares();  // frozen units have none
   for (size_t u = 0; u < squares.size() && !slot.evaluation; ++u) {
     const auto unit = static_cast<int32_t>(u);
     if (!std::isfinite(squares[u]) &&
         (record.non_finite_unit < 0 || IsEarlier(unit, record.non_finite_unit, backwards)))
       record.non_finite_unit = unit;
-    if (with_.adds_squares) record.squares += squares[u];
+    if (adds_squares_) record.squares += squares[u];
   }
-  const absl::Status broken = with_.peers->Broken();
+  const absl::Status broken = peers_.Broken();
   record.broken = !broken.ok();
-  if (with_.errors->has_failed()) {
+  if (errors_.has_failed()) {
     record.engine_failed = true;
-    record.SetError(with_.errors->failure());
+    record.SetError(errors_.failure());
   } else if (record.failed == 0 && record.broken) {
     record.SetError(broken);
   }
   // Updates of a step that was held back have run and written nothing.
-  slot.terms.early_applied = slot.terms.early && with_.constants->of(parity, /*early=*/true).apply;
+  slot.terms.early_applied = slot.terms.early && constants_.of(parity, /*early=*/true).apply;
   record.updates_started = record.updates_started && slot.terms.early_applied;
   slot.updates_started = record.updates_started;
 }
@@ -316,14 +327,13 @@ void StepOutcome::Seal(int parity) {
 void StepOutcome::Conclude(int parity, const absl::Status& exchanged) {
   Slot& slot = slots_[parity];
   // A rank may have reported its failure and left since. Its report counts.
-  const std::span<const ExchangeRecord> records = with_.control->records(parity);
+  const std::span<const ExchangeRecord> records = control_.records(parity);
   slot.complete = std::all_of(records.begin(), records.end(), [&](const ExchangeRecord& record) {
     return record.exchange == slot.terms.exchange;
   });
   if (exchanged.ok() || slot.complete) {
     slot.ranks = ebb::Conclude(
-        records, [this](int rank) { return with_.messages->RankName(rank); },
-        BackwardsOf(with_.backwards));
+        records, [this](int rank) { return messages_.RankName(rank); }, BackwardsOf(backwards_));
     if (slot.evaluation && slot.ranks.error.ok()) slot.sums = SumsOf(records);
   } else {
     slot.ranks = {};
@@ -331,12 +341,12 @@ void StepOutcome::Conclude(int parity, const absl::Status& exchanged) {
   }
   if (!slot.evaluation) {
     slot.judged = training_.Judge(slot.terms, slot.ranks);
-    if (!slot.judged.scalars.apply) with_.errors->Block(parity);
-    with_.constants->Set(parity, /*early=*/false, slot.judged.scalars);
+    if (!slot.judged.scalars.apply) errors_.Block(parity);
+    constants_.Set(parity, /*early=*/false, slot.judged.scalars);
     double& rate = slot.judged.report.learning_rate;
-    rate = with_.constants->rates().learning_rate(parity, /*group=*/nullptr).value_or(rate);
-    if (!slot.judged.failed && with_.config->compute == DType::kFloat16)
-      with_.control->loss_scale() = slot.judged.next_loss_scale;
+    rate = constants_.rates().learning_rate(parity, /*group=*/nullptr).value_or(rate);
+    if (!slot.judged.failed && config_.compute == DType::kFloat16)
+      control_.loss_scale() = slot.judged.next_loss_scale;
   }
   slot.state = State::kJudged;
 }

@@ -31,9 +31,9 @@
 #include "ebb/runtime/engine/outcome/exchange.h"
 #include "ebb/runtime/engine/outcome/outcome_messages.h"
 #include "ebb/runtime/engine/outcome/step_errors.h"
+#include "ebb/runtime/engine/outcome/step_peers.h"
 #include "ebb/runtime/engine/outcome/step_scalars.h"
 #include "ebb/runtime/engine/outcome/training_progress.h"
-#include "ebb/runtime/engine/ranks/step_peers.h"
 
 namespace ebb {
 
@@ -41,18 +41,11 @@ class StepOutcome {
  public:
   enum class State : uint8_t { kFree, kBegun, kSealed, kJudged };
 
-  struct Parts {  // borrowed
-    const Config* config = nullptr;
-    StepErrors* errors = nullptr;
-    StepPeers* peers = nullptr;
-    ControlBlock* control = nullptr;
-    StepConstants* constants = nullptr;
-    OutcomeMessages* messages = nullptr;
-    // False on a rank that has the same shards as another: they count once.
-    bool adds_squares = true;
-    const std::vector<int>* backwards = nullptr;  // as ebb::Conclude; null: empty
-  };
-  explicit StepOutcome(const Parts& parts);
+  // `adds_squares`: false on a rank that has the same shards as another, which count once.
+  // `backwards`: as ebb::Conclude; null: empty.
+  StepOutcome(const Config& config, StepErrors& errors, StepPeers& peers, ControlBlock& control,
+              StepConstants& constants, OutcomeMessages& messages, bool adds_squares = true,
+              const std::vector<int>* backwards = nullptr);
   // Logs the last step's error if no call has returned it.
   ~StepOutcome();
 
@@ -96,10 +89,14 @@ class StepOutcome {
   // For calls that read or change the state: an error comes before the state it has left.
   absl::Status AwaitVerdicts() {
     Take();
-    return with_.errors->Report();
+    return errors_.Report();
   }
   // The report of the last finished step. Waits for its verdict.
   absl::StatusOr<StepReport> Report();
+
+  // The failure of a communicator or the device, with where this step's `log` has met it.
+  absl::Status Broken(std::span<const int64_t> log) const;
+  StepRates& rates() { return constants_.rates(); }
 
   int last_parity() const { return last_; }  // of the last finished step; any thread
   int64_t exchange(int parity) const { return slots_[parity].terms.exchange; }
@@ -159,7 +156,14 @@ class StepOutcome {
   void EndOpen();
   void TakeOne(Slot& slot, int parity);
 
-  const Parts with_;
+  const Config& config_;
+  StepErrors& errors_;
+  StepPeers& peers_;
+  ControlBlock& control_;
+  StepConstants& constants_;
+  OutcomeMessages& messages_;
+  const std::vector<int>* const backwards_;
+  const bool adds_squares_;
   TrainingProgress training_;
   Slot slots_[ControlBlock::kSlots];  // by parity
   std::optional<int> open_;           // the parity of the open step or evaluation

@@ -13,31 +13,21 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "ebb/runtime/engine/issue/engine_streams.h"
+#include "ebb/runtime/comm/call_kind.h"
+#include "ebb/runtime/engine/core.h"
 #include "ebb/runtime/engine/outcome/control_block.h"
 #include "ebb/runtime/engine/outcome/outcome_messages.h"
 #include "ebb/runtime/engine/outcome/scope_trail.h"
-#include "ebb/runtime/engine/outcome/step_errors.h"
 #include "ebb/runtime/engine/outcome/step_outcome.h"
-#include "ebb/runtime/engine/ranks/engine_calls.h"
-#include "ebb/runtime/engine/ranks/engine_communicators.h"
 #include "ebb/runtime/engine/ranks/step_communicators.h"
 
 namespace ebb {
 
 class CallBarrier {
  public:
-  struct Parts {  // borrowed
-    EngineCalls* calls = nullptr;
-    EngineCommunicators* communicators = nullptr;
-    EngineStreams* streams = nullptr;
-    ControlBlock* control = nullptr;
-    StepCommunicators* peers = nullptr;
-    StepErrors* errors = nullptr;
-    StepOutcome* outcome = nullptr;
-    const OutcomeMessages* messages = nullptr;
-  };
-  explicit CallBarrier(const Parts& parts) : with_(parts) {}
+  CallBarrier(const Core& core, ControlBlock& control, StepCommunicators& peers,
+              StepOutcome& outcome, const OutcomeMessages& messages)
+      : core_(core), control_(control), peers_(peers), outcome_(outcome), messages_(messages) {}
 
   // `subject`: a value beside the call that must be the same on all ranks. `own`: this rank's
   // error. It becomes every rank's error, and then nothing has happened.
@@ -53,7 +43,11 @@ class CallBarrier {
  private:
   absl::Status WaitOnStepCommunicators();
 
-  const Parts with_;
+  const Core& core_;
+  ControlBlock& control_;
+  StepCommunicators& peers_;
+  StepOutcome& outcome_;
+  const OutcomeMessages& messages_;
   CallLog log_;
 };
 

@@ -51,6 +51,10 @@ class EngineCommunicators {
     std::optional<Communicator>* const own = at(sharding::Lane::kExchange);
     return own->has_value() ? own : at(sharding::Lane::kReduce);
   }
+  // The communicator of an instruction.
+  Communicator& Of(sharding::Lane lane) {
+    return lane == sharding::Lane::kExchange ? **of_world() : **at(lane);
+  }
   // Communicators of steps, made or not; the first, of Lane::kNone, is never made.
   std::array<std::optional<Communicator>, sharding::kLanes>& of_steps() { return lanes_; }
 

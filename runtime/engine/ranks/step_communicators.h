@@ -14,8 +14,8 @@
 #include "ebb/runtime/engine/engine_inputs.h"
 #include "ebb/runtime/engine/issue/engine_streams.h"
 #include "ebb/runtime/engine/outcome/step_errors.h"
+#include "ebb/runtime/engine/outcome/step_peers.h"
 #include "ebb/runtime/engine/ranks/engine_communicators.h"
-#include "ebb/runtime/engine/ranks/step_peers.h"
 
 namespace ebb {
 

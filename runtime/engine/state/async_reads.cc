@@ -8,7 +8,11 @@
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/engine/device_reach.h"
+#include "ebb/runtime/engine/engine_inputs.h"
+#include "ebb/runtime/engine/issue/engine_streams.h"
 #include "ebb/runtime/engine/issue/issuer.h"
+#include "ebb/runtime/engine/issue/runnable_plans.h"
+#include "ebb/runtime/engine/outcome/step_errors.h"
 #include "ebb/runtime/engine/ranks/agreement.h"
 #include "ebb/runtime/trace/log.h"
 #include "ebb/sharding/interval.h"
@@ -31,12 +35,12 @@ void AsyncReads::Await() const {
 
 absl::Status AsyncReads::Prepare(bool beside_steps) {
   if (agreement_ == std::nullopt) {
-    EBB_RETURN_IF_ERROR(with_.communicators->MakeAsyncReads(*with_.ledger));
+    EBB_RETURN_IF_ERROR(core_.communicators.MakeAsyncReads(core_.ledger));
     EBB_RETURN_IF_ERROR(MakeStreams());
   }
   if (beside_steps && !std::exchange(asked_for_places_, true)) {
     TakeSecondPlaces();
-    if (with_.storage->files().second_places() != nullptr) before_ = std::move(read_);
+    if (core_.storage.files().second_places() != nullptr) before_ = std::move(read_);
   }
   return read_ != nullptr ? absl::OkStatus() : MakeRead();
 }
@@ -44,10 +48,10 @@ absl::Status AsyncReads::Prepare(bool beside_steps) {
 // Updates that read parameters write these as well, which a step reads in pieces of their own: they
 // wait for the save.
 void AsyncReads::TakeSecondPlaces() {
-  const sharding::Plan& plan = with_.plans->plan();
-  if (sharding::UpdatesReadParameters(plan) || !with_.storage->files().exist()) return;
-  const absl::Status taken = with_.storage->files().TakeSecondPlaces(
-      sharding::LayOutSwapFiles(plan), with_.inputs->world.local_size());
+  const sharding::Plan& plan = core_.plans.plan();
+  if (sharding::UpdatesReadParameters(plan) || !core_.storage.files().exist()) return;
+  const absl::Status taken = core_.storage.files().TakeSecondPlaces(
+      sharding::LayOutSwapFiles(plan), core_.inputs.world.local_size());
   if (taken.ok()) return;
   LogWarning(absl::StrCat(
       "There is no room for second places of states on NVMe. So while a save runs beside steps, "
@@ -56,59 +60,51 @@ void AsyncReads::TakeSecondPlaces() {
 }
 
 absl::Status AsyncReads::MakeStreams() {
-  const Device& device = with_.inputs->device;
+  const Device& device = core_.inputs.device;
   constexpr int kSlots = 4;
-  EBB_RETURN_IF_ERROR(with_.storage->TakeSaveStaging(kSlots * sharding::kStateStagingBytes));
+  EBB_RETURN_IF_ERROR(core_.storage.TakeSaveStaging(kSlots * sharding::kStateStagingBytes));
   if (!HostReaches(device)) {
     EBB_ASSIGN_OR_RETURN(Stream copies, device.NewStream("ebb save up"));
     copies_.emplace(std::move(copies));
   }
   EBB_ASSIGN_OR_RETURN(Stream agreement, device.NewStream("ebb save agree"));
   agreement_.emplace(std::move(agreement));
-  state_values_.emplace(StateValues::Parts{.plan = &with_.plans->plan(),
-                                           .config = &with_.inputs->config,
-                                           .device = &device,
-                                           .team = &team_,
-                                           .storage = with_.storage,
-                                           .order = with_.order,
-                                           .issuer = with_.issuer,
-                                           .verifier = with_.verifier,
-                                           .errors = with_.errors,
-                                           .shard = with_.state->values().shard(),
-                                           .slots = kSlots,
-                                           .staging = HostPools::kSaveStaging,
-                                           .of_save = true,
-                                           .copies = copies_ ? &*copies_ : nullptr});
-  return with_.streams->MakeAsyncReads(device, std::ssize(with_.inputs->model.units) + 1);
+  state_values_.emplace(core_, issuer_, verifier_,
+                        StateValues::Way{.team = &team_,
+                                         .slots = kSlots,
+                                         .staging = HostPools::kSaveStaging,
+                                         .of_save = true,
+                                         .copies = copies_ ? &*copies_ : nullptr});
+  return core_.streams.MakeAsyncReads(device, std::ssize(core_.inputs.model.units) + 1);
 }
 
 absl::Status AsyncReads::MakeRead() {
-  const Device& device = with_.inputs->device;
-  const sharding::Plan& plan = with_.plans->plan();
+  const Device& device = core_.inputs.device;
+  const sharding::Plan& plan = core_.plans.plan();
   sharding::Fragment fragment = sharding::LowerAsyncRead(
-      plan, with_.state->values().shard(),
-      /*has_second_places=*/with_.storage->files().second_places() != nullptr);
-  sharding::DeriveWaits(with_.plans->cells(), fragment);
-  with_.order->UseStream(sharding::kAsyncReads, with_.streams->async_reads());
-  with_.issuer->OnReadAsync([this](int unit) { Read(unit); });
+      plan, core_.slice,
+      /*has_second_places=*/core_.storage.files().second_places() != nullptr);
+  sharding::DeriveWaits(core_.plans.cells(), fragment);
+  core_.order.UseStream(sharding::kAsyncReads, core_.streams.async_reads());
+  issuer_.OnReadAsync([this](int unit) { Read(unit); });
   EBB_ASSIGN_OR_RETURN(
-      read_, LinkedFragment::Link(std::move(fragment), plan, device, *with_.storage, *with_.order));
+      read_, LinkedFragment::Link(std::move(fragment), plan, device, core_.storage, core_.order));
   return absl::OkStatus();
 }
 
 // Masters and frozen parameters, then one state after the other: as they lie in files.
 std::vector<AsyncReads::Array> AsyncReads::ArraysOf(int unit) const {
   std::vector<Array> arrays;
-  const ModelSpec& model = with_.inputs->model;
+  const ModelSpec& model = core_.inputs.model;
   const auto add = [&](ParameterId p, StateClass what, const std::string& state) {
-    const absl::StatusOr<StateAccess::Found> found = with_.state->Find(p, what, state);
+    const absl::StatusOr<StateAccess::Found> found = state_.Find(p, what, state);
     if (!found.ok() || found->begin == found->end) return;
     auto array = std::find_if(arrays.begin(), arrays.end(), [&](const Array& other) {
       return other.range.array == found->array;
     });
     if (array == arrays.end()) {
       const int64_t end =
-          sharding::SectionOf(with_.plans->plan(), unit, found->array.trainable).shard;
+          sharding::SectionOf(core_.plans.plan(), unit, found->array.trainable).shard;
       array = arrays.insert(array, {.range = {.array = found->array, .end = end}, .parts = {}});
     }
     array->parts.push_back({{what, state, p, found->begin, found->end}, found->offset});
@@ -118,7 +114,7 @@ std::vector<AsyncReads::Array> AsyncReads::ArraysOf(int unit) const {
   bool more = true;
   for (size_t index = 0; std::exchange(more, false); ++index) {
     for (const ParameterId p : parameters) {
-      const auto& names = with_.names->Of(model[p].group);
+      const auto& names = names_.Of(model[p].group);
       if (!model[p].trainable || index >= names.size()) continue;
       add(p, StateClass::kOptimizer, names[index]);
       more = true;
@@ -133,8 +129,8 @@ std::vector<AsyncReads::Array> AsyncReads::ArraysOf(int unit) const {
 
 std::vector<StateSlice> AsyncReads::Slices() const {
   std::vector<StateSlice> slices;
-  if (with_.inputs->rank() >= sharding::Slices(with_.plans->plan())) return slices;
-  for (const int unit : sharding::UnitsByUpdate(with_.plans->plan()))
+  if (core_.inputs.rank() >= sharding::Slices(core_.plans.plan())) return slices;
+  for (const int unit : sharding::UnitsByUpdate(core_.plans.plan()))
     for (const Array& array : ArraysOf(unit))
       for (const Array::Part& part : array.parts) slices.push_back(part.slice);
   return slices;
@@ -144,7 +140,7 @@ std::shared_future<absl::Status> AsyncReads::Take(StateReader reader) {
   Await();
   reader_ = std::move(reader);
   // The ranks of the first shard group have all of it.
-  if (with_.inputs->rank() >= sharding::Slices(with_.plans->plan())) reader_.take = nullptr;
+  if (core_.inputs.rank() >= sharding::Slices(core_.plans.plan())) reader_.take = nullptr;
   status_ = absl::OkStatus();
   waits_ = std::make_shared<std::atomic<bool>>(true);
   end_ = {};
@@ -154,7 +150,7 @@ std::shared_future<absl::Status> AsyncReads::Take(StateReader reader) {
 
 // The waits of a step do not cover instructions that are issued beside it.
 bool AsyncReads::MayBeginInStep() const {
-  if (with_.storage->files().second_places() == nullptr) return false;
+  if (core_.storage.files().second_places() == nullptr) return false;
   const std::vector<sharding::Instruction>& all = read_->fragment().instructions;
   return std::none_of(all.begin(), all.end(), [](const sharding::Instruction& instruction) {
     return instruction.code == sharding::Code::kReadAsync &&
@@ -166,18 +162,18 @@ bool AsyncReads::MayBeginInStep() const {
 }
 
 void AsyncReads::Begin() {
-  read_->Point(*with_.storage);  // pools may have moved
-  if (with_.storage->files().second_places() != nullptr)
-    with_.storage->files().second_places()->BeginSave();
-  with_.issuer->Run(*read_, 0, read_->size(), StepTag(), /*counted=*/nullptr);
-  with_.streams->async_reads().Enqueue([this] { End(); });
+  read_->Point(core_.storage);  // pools may have moved
+  if (core_.storage.files().second_places() != nullptr)
+    core_.storage.files().second_places()->BeginSave();
+  issuer_.Run(*read_, 0, read_->size(), StepTag(), /*counted=*/nullptr);
+  core_.streams.async_reads().Enqueue([this] { End(); });
   *waits_ = false;
 }
 
 void AsyncReads::Read(int unit) {
   if (!status_.ok() || reader_.take == nullptr) return;
-  if (with_.errors->has_failed()) {
-    status_ = with_.errors->failure();
+  if (core_.errors.has_failed()) {
+    status_ = core_.errors.failure();
     return;
   }
   for (const Array& array : ArraysOf(unit)) {
@@ -192,14 +188,14 @@ void AsyncReads::Read(int unit) {
 // Each parameter's part of the run.
 absl::Status AsyncReads::Give(const Array& array, const StateRun& run,
                               std::span<const float> values) {
-  with_.core->Leave();
+  callers_core_.Leave();
   for (const auto& [slice, offset] : array.parts) {
     const int64_t begin = std::max(run.begin, offset),
                   end = std::min(run.end, offset + slice.end - slice.begin);
     if (begin >= end) continue;
     EBB_RETURN_IF_ERROR(reader_.take(
         slice.what, slice.state,
-        sharding::SliceOf(with_.inputs->model, slice.parameter, slice.begin + begin - offset,
+        sharding::SliceOf(core_.inputs.model, slice.parameter, slice.begin + begin - offset,
                           slice.begin + end - offset),
         values.subspan(static_cast<size_t>(begin - run.begin), static_cast<size_t>(end - begin))));
   }
@@ -207,9 +203,9 @@ absl::Status AsyncReads::Give(const Array& array, const StateRun& run,
 }
 
 void AsyncReads::End() {
-  if (status_.ok() && with_.errors->has_failed()) status_ = with_.errors->failure();
+  if (status_.ok() && core_.errors.has_failed()) status_ = core_.errors.failure();
   if (status_.ok() && reader_.close != nullptr) status_ = reader_.close();
-  const HostLane lane = with_.communicators->AsyncReads(*agreement_);
+  const HostLane lane = core_.communicators.AsyncReads(*agreement_);
   const absl::Status closed = AgreeOnStatus(lane, status_);
   const absl::Status committed = reader_.commit != nullptr ? reader_.commit(closed) : closed;
   const absl::Status over = AgreeOnStatus(lane, closed.ok() ? committed : closed);

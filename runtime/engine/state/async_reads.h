@@ -17,18 +17,14 @@
 #include "ebb/offload/swap_verifier.h"
 #include "ebb/runtime/device/cores.h"
 #include "ebb/runtime/device/thread_team.h"
-#include "ebb/runtime/engine/engine_inputs.h"
-#include "ebb/runtime/engine/issue/engine_streams.h"
+#include "ebb/runtime/engine/core.h"
 #include "ebb/runtime/engine/issue/linked_fragment.h"
-#include "ebb/runtime/engine/issue/runnable_plans.h"
 #include "ebb/runtime/engine/issue/stream_order.h"
 #include "ebb/runtime/engine/memory/storage.h"
-#include "ebb/runtime/engine/outcome/step_errors.h"
 #include "ebb/runtime/engine/ranks/engine_communicators.h"
 #include "ebb/runtime/engine/state/state_access.h"
 #include "ebb/runtime/engine/state/state_values.h"
 #include "ebb/runtime/engine/state_reader.h"
-#include "ebb/runtime/trace/ledger.h"
 #include "ebb/sharding/state_pieces.h"
 
 namespace ebb {
@@ -37,22 +33,14 @@ class Issuer;
 
 class AsyncReads {
  public:
-  struct Parts {  // borrowed
-    const EngineInputs* inputs = nullptr;
-    RunnablePlans* plans = nullptr;
-    EngineCommunicators* communicators = nullptr;
-    EngineStreams* streams = nullptr;
-    MemoryLedger* ledger = nullptr;
-    const OptimizerStateNames* names = nullptr;
-    StateAccess* state = nullptr;
-    Storage* storage = nullptr;
-    StreamOrder* order = nullptr;
-    Issuer* issuer = nullptr;
-    SwapVerifier* verifier = nullptr;
-    StepErrors* errors = nullptr;
-    const CallersCore* core = nullptr;
-  };
-  explicit AsyncReads(const Parts& parts) : with_(parts) {}
+  AsyncReads(const Core& core, const OptimizerStateNames& names, StateAccess& state, Issuer& issuer,
+             SwapVerifier& verifier, const CallersCore& callers_core)
+      : core_(core),
+        names_(names),
+        state_(state),
+        issuer_(issuer),
+        verifier_(verifier),
+        callers_core_(callers_core) {}
 
   // Engine::StateSlices.
   std::vector<StateSlice> Slices() const;
@@ -93,7 +81,12 @@ class AsyncReads {
                     std::span<const float> values);
   void End();
 
-  const Parts with_;
+  const Core& core_;
+  const OptimizerStateNames& names_;
+  StateAccess& state_;
+  Issuer& issuer_;
+  SwapVerifier& verifier_;
+  const CallersCore& callers_core_;
   std::unique_ptr<LinkedFragment> read_;
   std::unique_ptr<LinkedFragment>
       before_;  // without second places: its events may still have waiters

@@ -9,7 +9,10 @@
 #include "ebb/optim/cast.h"
 #include "ebb/optim/update.h"
 #include "ebb/runtime/base/status_macros.h"
+#include "ebb/runtime/engine/issue/engine_streams.h"
+#include "ebb/runtime/engine/outcome/step_errors.h"
 #include "ebb/runtime/engine/ranks/agreement.h"
+#include "ebb/runtime/engine/ranks/engine_communicators.h"
 #include "ebb/runtime/engine/updates/update_table.h"
 #include "ebb/sharding/interval.h"
 #include "ebb/sharding/plan_facts.h"
@@ -46,6 +49,17 @@ absl::StatusOr<int> OptimizerStateNames::IndexOf(const std::string& group,
   return found == names.end() ? -1 : static_cast<int>(found - names.begin());
 }
 
+StateAccess::StateAccess(const Core& core, const OptimizerStateNames& names, Issuer& issuer,
+                         SwapVerifier& verifier)
+    : core_(core),
+      names_(names),
+      initial_{.model = &core.inputs.model,
+               .config = &core.inputs.config,
+               .own_optimizer = core.inputs.options.optimizer.has_value(),
+               .of_rank_0 = core.inputs.options.initial_values_of_rank_0},
+      lane_(core.communicators.Control(core.streams.reduce())),
+      values_(core, issuer, verifier, {.team = &core.streams.compute().team()}) {}
+
 using sharding::SliceOf;
 using sharding::StateArray;
 using sharding::StateRange;
@@ -64,7 +78,7 @@ absl::StatusOr<StateAccess::Found> StateAccess::Find(ParameterId p, StateClass w
       if (!location.trainable) return found;
       break;
     case StateClass::kOptimizer: {
-      EBB_ASSIGN_OR_RETURN(const int index, with_.names->IndexOf(model()[p].group, state));
+      EBB_ASSIGN_OR_RETURN(const int index, names_.IndexOf(model()[p].group, state));
       if (!location.trainable || index < 0) return found;
       found.array.state = index;
       break;
@@ -185,16 +199,16 @@ absl::Status StateAccess::Write(StateClass what, std::string_view state, float s
 absl::Status StateAccess::Gather(ParameterId p, StateClass what, int root, Sink sink) {
   constexpr int64_t kPieceElements = int64_t{1} << 18;
   EBB_ASSIGN_OR_RETURN(const Found own, Find(p, what, ""));
-  absl::Status read = with_.errors->Report();  // of the update that was waited for, on this rank
+  absl::Status read = core_.errors.Report();  // of the update that was waited for, on this rank
   if (read.ok() && own.begin != own.end) read = values_.Verify(own.Range(own.begin, own.end));
   EBB_RETURN_IF_ERROR(AgreeOnStatus(lane_, read));
   const sharding::Section& section =
       sharding::SectionOf(plan(), own.array.unit, own.array.trainable);
-  const bool receives = root < 0 || root == with_.rank;
+  const bool receives = root < 0 || root == core_.inputs.rank();
   std::vector<float> values;
   absl::Status taken;
-  for (int r = 0; r < with_.shards; ++r) {  // the first shard group has it all
-    const bool sends = with_.rank == r;
+  for (int r = 0; r < plan().decisions.shards; ++r) {  // the first shard group has it all
+    const bool sends = core_.inputs.rank() == r;
     if (!sends && !receives) continue;
     for (const sharding::Interval& interval : sharding::IntervalsOf(section, r)) {
       if (interval.parameter != p) continue;
@@ -215,7 +229,7 @@ absl::Status StateAccess::Gather(ParameterId p, StateClass what, int root, Sink 
 // Called by ranks that send or receive. `to`: -1: all.
 absl::Status StateAccess::Pass(std::span<float> values, int from, int to) {
   const auto& [control, stream, mirror, world] = lane_;
-  const bool sends = with_.rank == from, receives = to < 0 || to == with_.rank;
+  const bool sends = core_.inputs.rank() == from, receives = to < 0 || to == core_.inputs.rank();
   auto* const host = reinterpret_cast<std::byte*>(values.data());
   const auto bytes = static_cast<int64_t>(values.size_bytes());
   const int64_t piece = mirror.Fitting(bytes, /*others=*/0);
@@ -238,7 +252,7 @@ absl::Status StateAccess::Pass(std::span<float> values, int from, int to) {
 void StateAccess::GatherUnit(int unit) {
   absl::Status uploaded;
   for (const bool trainable : {true, false}) {
-    if (with_.parameters_on_device || !uploaded.ok()) break;
+    if ((plan().decisions.parameter_tier == Tier::kDevice) || !uploaded.ok()) break;
     const StateRange slice{
         .array = {.what = StateClass::kParameter, .unit = unit, .trainable = trainable},
         .end = sharding::SectionOf(plan(), unit, trainable).shard};
@@ -247,7 +261,7 @@ void StateAccess::GatherUnit(int unit) {
   }
   uploaded.Update(values_.Await());
   uploaded.Update(values_.Leave(sharding::LowerGather(plan(), unit)));
-  with_.errors->Fail(uploaded);
+  core_.errors.Fail(uploaded);
 }
 
 absl::Status StateAccess::CastMasters(StateRange range, std::span<const float> masters) {
@@ -260,25 +274,25 @@ absl::Status StateAccess::CastMasters(StateRange range, std::span<const float> m
 absl::Status StateAccess::Spread(const sharding::SpreadClasses& classes) {
   for (int unit = 0; unit < std::ssize(model().units); ++unit) {
     EBB_RETURN_IF_ERROR(values_.Run(sharding::LowerSpread(plan(), unit, classes)));
-    EBB_RETURN_IF_ERROR(with_.gather->status());
+    EBB_RETURN_IF_ERROR(core_.communicators.gather().status());
   }
   return absl::OkStatus();
 }
 
 absl::Status StateAccess::FillSlices() {
-  if (!with_.initial.of_rank_0) return with_.initial.Fill(values_);
-  return with_.initial.FillAsRank0(
-      values_, /*is_rank_0=*/with_.rank == 0,
+  if (!initial_.of_rank_0) return initial_.Fill(values_);
+  return initial_.FillAsRank0(
+      values_, /*is_rank_0=*/core_.inputs.rank() == 0,
       [this](std::span<float> values) { return Pass(values, /*from=*/0, /*to=*/-1); });
 }
 
 absl::Status StateAccess::SpreadFilled() {
-  return Spread({.masters = true, .parameters = true, .states = with_.initial.OfStates()});
+  return Spread({.masters = true, .parameters = true, .states = initial_.OfStates()});
 }
 
 absl::Status StateAccess::SpreadWritten() {
   const sharding::SpreadClasses written = std::exchange(written_, {});
-  with_.errors->Fail(values_.Await());  // of this rank; the exchange spreads it to all ranks
+  core_.errors.Fail(values_.Await());  // of this rank; the exchange spreads it to all ranks
   return Spread(written);
 }
 

@@ -13,6 +13,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ebb/runtime/config/config.h"
+#include "ebb/runtime/engine/core.h"
+#include "ebb/runtime/engine/engine_inputs.h"
 #include "ebb/runtime/engine/optimizer_spec.h"
 #include "ebb/runtime/engine/ranks/host_lane.h"
 #include "ebb/runtime/engine/state/initial_values.h"
@@ -47,18 +49,8 @@ class OptimizerStateNames {
 class StateAccess {
  public:
   using Sink = absl::FunctionRef<absl::Status(const Slice&, std::span<const float>)>;
-  struct Parts {  // borrowed
-    InitialValues initial;
-    const OptimizerStateNames* names = nullptr;
-    StepErrors* errors = nullptr;
-    Communicator* gather = nullptr;
-    int rank = 0, shards = 1;
-    // The config's dtype of parameters, and what Read shows as their masters.
-    DType compute{}, master{};
-    bool parameters_on_device = true;
-  };
-  StateAccess(const Parts& parts, const StateValues::Parts& values, const HostLane& lane)
-      : with_(parts), lane_(lane), values_(values) {}
+  StateAccess(const Core& core, const OptimizerStateNames& names, Issuer& issuer,
+              SwapVerifier& verifier);
 
   // Values are multiplied with `scale` on the way out and divided by it on the way in. Writing a
   // parameter writes its master too.
@@ -96,10 +88,12 @@ class StateAccess {
   // Casts written masters, still in the cache, to this rank's parameters if these are copies.
   absl::Status CastMasters(sharding::StateRange range, std::span<const float> masters);
   StateValues& values() { return values_; }
-  DType compute() const { return with_.compute; }
-  DType master() const { return with_.master; }
+  DType compute() const { return plan().decisions.compute; }
+  DType master() const {
+    return plan().decisions.stochastic_rounding ? compute() : DType::kFloat32;
+  }
   const sharding::Plan& plan() const { return values_.plan(); }
-  const ModelSpec& model() const { return *with_.initial.model; }
+  const ModelSpec& model() const { return core_.inputs.model; }
 
  private:
   struct Piece {
@@ -112,7 +106,9 @@ class StateAccess {
   absl::Status Pass(std::span<float> values, int from, int to);
   absl::Status Spread(const sharding::SpreadClasses& classes);
 
-  const Parts with_;
+  const Core& core_;
+  const OptimizerStateNames& names_;
+  const InitialValues initial_;
   const HostLane lane_;
   StateValues values_;
   sharding::SpreadClasses written_;

@@ -6,7 +6,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/base/status_macros.h"
+#include "ebb/runtime/engine/engine_inputs.h"
+#include "ebb/runtime/engine/outcome/step_errors.h"
 #include "ebb/runtime/engine/ranks/agreement.h"
+#include "ebb/runtime/engine/ranks/engine_calls.h"
 #include "ebb/runtime/engine/state/parameter_copy.h"
 #include "ebb/sharding/fingerprint.h"
 
@@ -27,46 +30,45 @@ int64_t SubjectOf(const TrainingState& state) {
 
 // Until pending updates have written state, and nothing reads it. Returns earlier errors first.
 absl::Status StateCalls::AwaitState(StateClass what) {
-  EBB_RETURN_IF_ERROR(with_.outcome->AwaitVerdicts());
-  EBB_RETURN_IF_ERROR(with_.runner->MayLook());
-  if (what == StateClass::kGradient &&
-      (!with_.progress->alive || !with_.progress->gradients.are_final))
+  EBB_RETURN_IF_ERROR(outcome_.AwaitVerdicts());
+  EBB_RETURN_IF_ERROR(runner_.MayLook());
+  if (what == StateClass::kGradient && (!progress_.alive || !progress_.gradients.are_final))
     return absl::FailedPreconditionError(
         "gradients can be read and written between Step::Reduce and Step::Finish only");
-  with_.runner->AwaitState();
-  return with_.errors->Report();
+  runner_.AwaitState();
+  return core_.errors.Report();
 }
 
 float StateCalls::ScaleOf(StateClass what) const {
-  return what == StateClass::kGradient ? 1.0f / with_.control->loss_scale() : 1;
+  return what == StateClass::kGradient ? 1.0f / control_.loss_scale() : 1;
 }
 
 absl::Status StateCalls::Read(StateClass what, Engine::Sink sink,
                               std::string_view optimizer_state) {
   EBB_RETURN_IF_ERROR(AwaitState(what));
-  EBB_RETURN_IF_ERROR(with_.state->Read(what, optimizer_state, ScaleOf(what), sink));
-  return with_.errors->Report();
+  EBB_RETURN_IF_ERROR(state_.Read(what, optimizer_state, ScaleOf(what), sink));
+  return core_.errors.Report();
 }
 
 absl::Status StateCalls::Write(StateClass what, const Initialiser& source,
                                std::string_view optimizer_state) {
-  if (with_.progress->alive && what != StateClass::kGradient) {
+  if (progress_.alive && what != StateClass::kGradient) {
     return absl::FailedPreconditionError(
         "Write while a Step or Evaluation is alive: only gradients can be written then, between "
         "Reduce and Finish");
   }
-  with_.state->NoteWrite(what);
+  state_.NoteWrite(what);
   EBB_RETURN_IF_ERROR(AwaitState(what));
-  EBB_RETURN_IF_ERROR(with_.state->Write(what, optimizer_state, ScaleOf(what), source));
-  return with_.errors->Report();
+  EBB_RETURN_IF_ERROR(state_.Write(what, optimizer_state, ScaleOf(what), source));
+  return core_.errors.Report();
 }
 
 absl::Status StateCalls::Gather(ParameterId p, StateClass what, std::span<float> whole, int root) {
   const auto fits = [&] {
-    const int64_t elements = Elements(with_.inputs->model[p].shape);
-    if ((root >= 0 && root != with_.inputs->rank()) || std::ssize(whole) == elements)
+    const int64_t elements = Elements(core_.inputs.model[p].shape);
+    if ((root >= 0 && root != core_.inputs.rank()) || std::ssize(whole) == elements)
       return absl::OkStatus();
-    return absl::InvalidArgumentError(absl::StrCat("Gather of '", with_.inputs->model[p].name,
+    return absl::InvalidArgumentError(absl::StrCat("Gather of '", core_.inputs.model[p].name,
                                                    "' into ", whole.size(), " elements: it has ",
                                                    elements));
   };
@@ -83,138 +85,136 @@ absl::Status StateCalls::Gather(ParameterId p, StateClass what, Engine::Sink sin
 
 absl::Status StateCalls::Gather(ParameterId p, StateClass what, int root,
                                 absl::FunctionRef<absl::Status()> fits, Engine::Sink sink) {
-  with_.calls->Note(CallKind::kGather);
-  if (with_.errors->has_failed()) return with_.barrier->Withdraw();
+  core_.calls.Note(CallKind::kGather);
+  if (core_.errors.has_failed()) return barrier_.Withdraw();
   const auto check = [&]() -> absl::Status {
-    EBB_RETURN_IF_ERROR(with_.outcome->AwaitVerdicts());
-    EBB_RETURN_IF_ERROR(with_.runner->MayLook());
-    if (static_cast<size_t>(p) >= with_.inputs->model.parameters.size())
+    EBB_RETURN_IF_ERROR(outcome_.AwaitVerdicts());
+    EBB_RETURN_IF_ERROR(runner_.MayLook());
+    if (static_cast<size_t>(p) >= core_.inputs.model.parameters.size())
       return absl::InvalidArgumentError(absl::StrCat("Gather of parameter ", static_cast<int>(p),
                                                      ": the model has ",
-                                                     with_.inputs->model.parameters.size()));
+                                                     core_.inputs.model.parameters.size()));
     if (what != StateClass::kMaster && what != StateClass::kParameter)
       return absl::InvalidArgumentError("Gather takes kMaster or kParameter");
-    if (root < -1 || root >= with_.inputs->size())
+    if (root < -1 || root >= core_.inputs.size())
       return absl::InvalidArgumentError(
-          absl::StrCat("Gather to root ", root, " in a world of ", with_.inputs->size()));
+          absl::StrCat("Gather to root ", root, " in a world of ", core_.inputs.size()));
     return fits();
   };
   EBB_RETURN_IF_ERROR(AgreeOnStatus(Control(), check()));
-  with_.runner->AwaitState();
-  return with_.state->Gather(p, what, root, sink);
+  runner_.AwaitState();
+  return state_.Gather(p, what, root, sink);
 }
 
 absl::StatusOr<std::shared_future<absl::Status>> StateCalls::ReadAsync(StateReader reader) {
-  with_.calls->Note(CallKind::kReadAsync);
-  if (with_.errors->has_failed()) return with_.barrier->Withdraw();
-  absl::Status own = with_.outcome->AwaitVerdicts();
-  if (own.ok() && with_.suspension->suspended())
+  core_.calls.Note(CallKind::kReadAsync);
+  if (core_.errors.has_failed()) return barrier_.Withdraw();
+  absl::Status own = outcome_.AwaitVerdicts();
+  if (own.ok() && suspension_.suspended())
     own = absl::FailedPreconditionError(
         "a suspended engine cannot save (ReadAsync): call Resume first");
   AwaitReads();
-  const absl::Status prepared = with_.reads->Prepare(reader.beside_steps);
+  const absl::Status prepared = reads_.Prepare(reader.beside_steps);
   EBB_RETURN_IF_ERROR(
-      with_.barrier->Enter(CallKind::kReadAsync, /*subject=*/0, own.ok() ? prepared : own));
-  const bool in_step = reader.may_begin_in_step && with_.reads->MayBeginInStep();
-  std::shared_future<absl::Status> over = with_.reads->Take(std::move(reader));
-  if (!in_step) with_.runner->Drain();
-  with_.runner->AfterCarried([reads = with_.reads] { reads->Begin(); });
+      barrier_.Enter(CallKind::kReadAsync, /*subject=*/0, own.ok() ? prepared : own));
+  const bool in_step = reader.may_begin_in_step && reads_.MayBeginInStep();
+  std::shared_future<absl::Status> over = reads_.Take(std::move(reader));
+  if (!in_step) runner_.Drain();
+  runner_.AfterCarried([reads = &reads_] { reads->Begin(); });
   return over;
 }
 
 void StateCalls::AwaitReads() {
   (void)BeginReads();
-  with_.reads->Await();
+  reads_.Await();
 }
 
 absl::Status StateCalls::BeginReads() {
-  if (!with_.runner->has_after_carried()) return absl::OkStatus();
-  if (with_.progress->alive) {
+  if (!runner_.has_after_carried()) return absl::OkStatus();
+  if (progress_.alive) {
     return absl::FailedPreconditionError(
         "this step still has to run updates of the step before, so it cannot wait for a save: wait "
         "between steps");
   }
-  with_.runner->Drain();
+  runner_.Drain();
   return absl::OkStatus();
 }
 
 absl::StatusOr<TrainingState> StateCalls::training_state() {
-  EBB_RETURN_IF_ERROR(with_.outcome->AwaitVerdicts());
-  return with_.outcome->training_state();
+  EBB_RETURN_IF_ERROR(outcome_.AwaitVerdicts());
+  return outcome_.training_state();
 }
 
 absl::Status StateCalls::SetTrainingState(const TrainingState& state) {
-  if (with_.progress->alive) {
+  if (progress_.alive) {
     return absl::FailedPreconditionError(
         "SetTrainingState while a Step or Evaluation of the engine is alive: finish or drop it "
         "first");
   }
-  with_.calls->Note(CallKind::kSetTrainingState);
-  absl::Status own = with_.outcome->AwaitVerdicts();
+  core_.calls.Note(CallKind::kSetTrainingState);
+  absl::Status own = outcome_.AwaitVerdicts();
   if (own.ok()) own = Validate(state);
   // A carried update is of the steps that were counted so far.
-  with_.runner->Drain();
-  with_.streams->WaitIdle();
-  EBB_RETURN_IF_ERROR(with_.barrier->Enter(CallKind::kSetTrainingState, SubjectOf(state), own));
-  with_.outcome->SetTrainingState(state);
+  runner_.Drain();
+  core_.streams.WaitIdle();
+  EBB_RETURN_IF_ERROR(barrier_.Enter(CallKind::kSetTrainingState, SubjectOf(state), own));
+  outcome_.SetTrainingState(state);
   return absl::OkStatus();
 }
 
 absl::Status StateCalls::CheckCopyInto(const StateCalls& destination) const {
-  const std::string& name = with_.inputs->options.name;
-  if (!(with_.inputs->given_world == destination.with_.inputs->given_world)) {
+  const std::string& name = core_.inputs.options.name;
+  if (!(core_.inputs.given_world == destination.core_.inputs.given_world)) {
     return absl::FailedPreconditionError(absl::StrCat(
-        "CopyParametersFrom('", name, "') into '", destination.with_.inputs->options.name,
+        "CopyParametersFrom('", name, "') into '", destination.core_.inputs.options.name,
         "': the engines are of different worlds; create both with the same World"));
   }
-  if (with_.progress->alive) {
+  if (progress_.alive) {
     return absl::FailedPreconditionError(absl::StrCat(
         "CopyParametersFrom('", name,
         "') while a Step or Evaluation of that engine is alive: finish or drop it first"));
   }
-  return with_.errors->Report();
+  return core_.errors.Report();
 }
 
 absl::Status StateCalls::CopyParametersFrom(StateCalls& source) {
-  const std::string& name = with_.inputs->options.name;
+  const std::string& name = core_.inputs.options.name;
   if (&source == this) {
     return absl::InvalidArgumentError(
         absl::StrCat("CopyParametersFrom of '", name, "' from itself"));
   }
-  if (with_.progress->alive) {
+  if (progress_.alive) {
     return absl::FailedPreconditionError(
         absl::StrCat("CopyParametersFrom into '", name,
                      "' while a Step or Evaluation of it is alive: finish or drop it first"));
   }
-  with_.calls->Note(CallKind::kCopy);
-  ParameterCopy copy(*source.with_.state, *with_.state, Control(), copy_mirror_,
-                     with_.inputs->rank());
-  absl::Status own = with_.outcome->AwaitVerdicts();
-  own.Update(source.with_.outcome->AwaitVerdicts());
+  core_.calls.Note(CallKind::kCopy);
+  ParameterCopy copy(source.state_, state_, Control(), copy_mirror_, core_.inputs.rank());
+  absl::Status own = outcome_.AwaitVerdicts();
+  own.Update(source.outcome_.AwaitVerdicts());
   if (own.ok()) own = source.CheckCopyInto(*this);
-  if (own.ok()) own = copy.Prepare(with_.inputs->device, with_.inputs->size(), *with_.ledger);
-  const EngineInputs& from = *source.with_.inputs;
+  if (own.ok()) own = copy.Prepare(core_.inputs.device, core_.inputs.size(), core_.ledger);
+  const EngineInputs& from = source.core_.inputs;
   const uint64_t subject =
       sharding::Hasher().Add(from.options.name).Add(sharding::Fingerprint(from.model)).hash();
-  EBB_RETURN_IF_ERROR(with_.barrier->Enter(CallKind::kCopy, static_cast<int64_t>(subject), own));
-  EBB_RETURN_IF_ERROR(
-      source.with_.barrier->Enter(CallKind::kCopyFrom, /*subject=*/0, absl::OkStatus()));
+  EBB_RETURN_IF_ERROR(barrier_.Enter(CallKind::kCopy, static_cast<int64_t>(subject), own));
+  EBB_RETURN_IF_ERROR(source.barrier_.Enter(CallKind::kCopyFrom, /*subject=*/0, absl::OkStatus()));
 
-  with_.runner->AwaitState();
-  source.with_.runner->AwaitState();
+  runner_.AwaitState();
+  source.runner_.AwaitState();
   absl::Status copied = copy.Run();
-  if (copied.ok()) copied = source.with_.errors->Report();
-  with_.state->NoteWrite(StateClass::kMaster);
-  if (copied.ok() && !with_.suspension->suspended()) copied = with_.state->SpreadWritten();
+  if (copied.ok()) copied = source.core_.errors.Report();
+  state_.NoteWrite(StateClass::kMaster);
+  if (copied.ok() && !suspension_.suspended()) copied = state_.SpreadWritten();
   copied = AgreeOnStatus(Control(), copied);
   if (!copied.ok()) {
-    with_.errors->Fail(absl::Status(
+    core_.errors.Fail(absl::Status(
         copied.code(), absl::StrCat("the engine '", name,
                                     "' has failed: CopyParametersFrom ended in the middle; reload "
                                     "the model. ",
                                     copied.message())));
   }
-  return with_.errors->Report();
+  return core_.errors.Report();
 }
 
 }  // namespace ebb

@@ -8,11 +8,10 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "ebb/runtime/engine/core.h"
 #include "ebb/runtime/engine/engine.h"
-#include "ebb/runtime/engine/engine_inputs.h"
 #include "ebb/runtime/engine/issue/engine_streams.h"
 #include "ebb/runtime/engine/outcome/control_block.h"
-#include "ebb/runtime/engine/outcome/step_errors.h"
 #include "ebb/runtime/engine/outcome/step_outcome.h"
 #include "ebb/runtime/engine/ranks/call_barrier.h"
 #include "ebb/runtime/engine/ranks/engine_communicators.h"
@@ -21,29 +20,23 @@
 #include "ebb/runtime/engine/steps/fragment_runner.h"
 #include "ebb/runtime/engine/steps/step_progress.h"
 #include "ebb/runtime/engine/steps/suspension.h"
-#include "ebb/runtime/trace/ledger.h"
 
 namespace ebb {
 
 class StateCalls {
  public:
-  struct Parts {  // borrowed
-    const EngineInputs* inputs = nullptr;
-    EngineCalls* calls = nullptr;
-    EngineCommunicators* communicators = nullptr;
-    EngineStreams* streams = nullptr;
-    MemoryLedger* ledger = nullptr;
-    const ControlBlock* control = nullptr;
-    const StepProgress* progress = nullptr;
-    FragmentRunner* runner = nullptr;
-    StateAccess* state = nullptr;
-    AsyncReads* reads = nullptr;
-    CallBarrier* barrier = nullptr;
-    const Suspension* suspension = nullptr;
-    StepErrors* errors = nullptr;
-    StepOutcome* outcome = nullptr;
-  };
-  explicit StateCalls(const Parts& parts) : with_(parts) {}
+  StateCalls(const Core& core, const ControlBlock& control, const StepProgress& progress,
+             StepOutcome& outcome, FragmentRunner& runner, StateAccess& state, AsyncReads& reads,
+             CallBarrier& barrier, const Suspension& suspension)
+      : core_(core),
+        control_(control),
+        progress_(progress),
+        outcome_(outcome),
+        runner_(runner),
+        state_(state),
+        reads_(reads),
+        barrier_(barrier),
+        suspension_(suspension) {}
 
   // Engine's calls of these names.
   absl::Status Read(StateClass what, Engine::Sink sink, std::string_view optimizer_state);
@@ -66,9 +59,17 @@ class StateCalls {
   absl::Status Gather(ParameterId p, StateClass what, int root,
                       absl::FunctionRef<absl::Status()> fits, Engine::Sink sink);
   absl::Status CheckCopyInto(const StateCalls& destination) const;
-  HostLane Control() const { return with_.communicators->Control(with_.streams->reduce()); }
+  HostLane Control() const { return core_.communicators.Control(core_.streams.reduce()); }
 
-  const Parts with_;
+  const Core& core_;
+  const ControlBlock& control_;
+  const StepProgress& progress_;
+  StepOutcome& outcome_;
+  FragmentRunner& runner_;
+  StateAccess& state_;
+  AsyncReads& reads_;
+  CallBarrier& barrier_;
+  const Suspension& suspension_;
   DeviceMirror copy_mirror_;  // for data of a copy between ranks
 };
 

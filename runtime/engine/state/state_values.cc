@@ -7,7 +7,9 @@
 #include "ebb/optim/split_master.h"
 #include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/engine/device_reach.h"
+#include "ebb/runtime/engine/engine_inputs.h"
 #include "ebb/runtime/engine/issue/issuer.h"
+#include "ebb/runtime/engine/outcome/step_errors.h"
 
 namespace ebb {
 
@@ -28,32 +30,32 @@ void StateValues::ToFloat(const StagedRun& run, float* values) {
 
 StagedRun StateValues::InSlot(const StateRun& run, size_t slot) const {
   const auto offset = static_cast<int64_t>(slot) * sharding::kStateStagingBytes;
-  return {run, with_.staging.Plus(offset), HostReaches(*with_.device)};
+  return {run, way_.staging.Plus(offset), HostReaches(core_.inputs.device)};
 }
 
 absl::Status StateValues::Start(Slot& slot, sharding::Fragment fragment) {
   slot.read_ahead = {};
   EBB_RETURN_IF_ERROR(Await(slot));
-  fragment.of_save = with_.of_save;
-  while (!with_.of_save && slot.over.size() < fragment.instructions.size()) {
-    EBB_ASSIGN_OR_RETURN(Event made, with_.device->NewEvent());
+  fragment.of_save = way_.of_save;
+  while (!way_.of_save && slot.over.size() < fragment.instructions.size()) {
+    EBB_ASSIGN_OR_RETURN(Event made, core_.inputs.device.NewEvent());
     slot.over.push_back(std::move(made));
   }
   EBB_ASSIGN_OR_RETURN(slot.under_way,
-                       LinkedFragment::Link(std::move(fragment), plan(), *with_.device,
-                                            *with_.storage, *with_.order));
-  if (with_.of_save) {
-    with_.issuer->StartOfSave(*slot.under_way, with_.copies);
+                       LinkedFragment::Link(std::move(fragment), plan(), core_.inputs.device,
+                                            core_.storage, core_.order));
+  if (way_.of_save) {
+    issuer_.StartOfSave(*slot.under_way, way_.copies);
   } else {
-    with_.issuer->StartNow(*slot.under_way, slot.over);
+    issuer_.StartNow(*slot.under_way, slot.over);
   }
   return absl::OkStatus();
 }
 
 absl::Status StateValues::Await(Slot& slot) {
   if (slot.under_way == nullptr) return absl::OkStatus();
-  absl::Status status = with_.of_save ? with_.issuer->AwaitOfSave(*slot.under_way, with_.copies)
-                                      : with_.issuer->AwaitNow(*slot.under_way, slot.over);
+  absl::Status status = way_.of_save ? issuer_.AwaitOfSave(*slot.under_way, way_.copies)
+                                     : issuer_.AwaitNow(*slot.under_way, slot.over);
   slot.under_way.reset();
   return status;
 }
@@ -112,7 +114,7 @@ absl::Status StateValues::Read(const StateRange& range, std::span<float> values,
 }
 
 absl::Status StateValues::ReadEach(const StateRange& range, Show show) {
-  const bool verifies = with_.config->ebb.verify_swap != VerifySwap::kOff;
+  const bool verifies = core_.inputs.config.ebb.verify_swap != VerifySwap::kOff;
   const std::vector<StateRun> runs = RunsOf(range);
   size_t started = 0;
   const auto read = [&](size_t r) -> absl::Status {
@@ -123,10 +125,10 @@ absl::Status StateValues::ReadEach(const StateRange& range, Show show) {
     for (size_t k = 0; verifies && k < pieces_.size(); ++k) {
       const sharding::Operand& stored = found.run.stored[k];
       if (stored.place.tier != Tier::kNvme || stored.count == 0) continue;
-      if (!with_.verifier->VerifyPiece(
+      if (!verifier_.VerifyPiece(
               pieces_[k], stored.place,
               {At<const std::byte>(found, k), static_cast<size_t>(stored.bytes())}))
-        return with_.errors->failure();
+        return core_.errors.failure();
     }
     return show(runs[r], ValuesOf(found));
   };
@@ -199,7 +201,7 @@ absl::Status StateValues::VerifyFile(const Place& place, int64_t bytes) {
   if (place.tier != Tier::kNvme) return absl::OkStatus();
   EBB_ASSIGN_OR_RETURN(
       const bool agrees,
-      with_.verifier->VerifyFile(
+      verifier_.VerifyFile(
           place, bytes, [&](const Place& from, int64_t count, auto show) -> absl::Status {
             const StateRun run{.end = count,
                                .stored = {sharding::Operand{.place = from, .count = count}}};
@@ -207,14 +209,14 @@ absl::Status StateValues::VerifyFile(const Place& place, int64_t bytes) {
             show(At<std::byte>(InSlot(run, slot), 0));
             return absl::OkStatus();
           }));
-  return agrees ? absl::OkStatus() : with_.errors->failure();
+  return agrees ? absl::OkStatus() : core_.errors.failure();
 }
 
 // If an extent holds any of it, the whole extent.
 absl::Status StateValues::Verify(const StateRange& range) {
-  if (with_.config->ebb.verify_swap == VerifySwap::kOff) return absl::OkStatus();
+  if (core_.inputs.config.ebb.verify_swap == VerifySwap::kOff) return absl::OkStatus();
   for (const StateRun& run :
-       sharding::RunsOf(plan(), with_.shard, range, /*elements_max=*/INT64_MAX)) {
+       sharding::RunsOf(plan(), core_.slice, range, /*elements_max=*/INT64_MAX)) {
     for (const sharding::Operand& stored : run.stored)
       EBB_RETURN_IF_ERROR(VerifyFile(stored.place, stored.bytes()));
   }

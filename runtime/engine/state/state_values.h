@@ -19,10 +19,12 @@
 #include "ebb/offload/swap_verifier.h"
 #include "ebb/runtime/config/config.h"
 #include "ebb/runtime/device/device.h"
+#include "ebb/runtime/engine/core.h"
 #include "ebb/runtime/engine/issue/linked_fragment.h"
+#include "ebb/runtime/engine/issue/runnable_plans.h"
 #include "ebb/runtime/engine/issue/stream_order.h"
+#include "ebb/runtime/engine/memory/host_pools.h"
 #include "ebb/runtime/engine/memory/storage.h"
-#include "ebb/runtime/engine/outcome/step_errors.h"
 #include "ebb/sharding/plan.h"
 #include "ebb/sharding/state_pieces.h"
 
@@ -32,17 +34,9 @@ class Issuer;
 
 class StateValues {
  public:
-  struct Parts {  // borrowed
-    const sharding::Plan* plan = nullptr;
-    const Config* config = nullptr;
-    const Device* device = nullptr;
+  // The slots, and who fills and empties them.
+  struct Way {
     ThreadTeam* team = nullptr;
-    Storage* storage = nullptr;
-    StreamOrder* order = nullptr;
-    Issuer* issuer = nullptr;
-    SwapVerifier* verifier = nullptr;
-    StepErrors* errors = nullptr;
-    int shard = 0;
     size_t slots = 2;
     sharding::Place staging = HostPools::kStateStaging;  // where they are
     // A save only reads, while steps go on. Data on a device that the host does not reach is copied
@@ -50,7 +44,8 @@ class StateValues {
     bool of_save = false;
     Stream* copies = nullptr;
   };
-  explicit StateValues(const Parts& parts) : with_(parts), slots_(parts.slots) {}
+  StateValues(const Core& core, Issuer& issuer, SwapVerifier& verifier, const Way& way)
+      : core_(core), issuer_(issuer), verifier_(verifier), way_(way), slots_(way.slots) {}
 
   // `next`: the range of the next Read, if known. That read, and writes, may last until Await.
   absl::Status Read(const sharding::StateRange& range, std::span<float> values,
@@ -71,9 +66,9 @@ class StateValues {
   absl::Status Leave(sharding::Fragment fragment);
   absl::Status Await();
 
-  const sharding::Plan& plan() const { return *with_.plan; }
-  ThreadTeam& team() const { return *with_.team; }
-  int shard() const { return with_.shard; }
+  const sharding::Plan& plan() const { return core_.plans.plan(); }
+  ThreadTeam& team() const { return *way_.team; }
+  int shard() const { return core_.slice; }
 
  private:
   struct Slot {
@@ -83,7 +78,7 @@ class StateValues {
   };
 
   std::vector<sharding::StateRun> RunsOf(const sharding::StateRange& range) const {
-    return sharding::RunsOf(*with_.plan, with_.shard, range);
+    return sharding::RunsOf(core_.plans.plan(), core_.slice, range);
   }
   sharding::StagedRun InSlot(const sharding::StateRun& run, size_t slot) const;
   size_t TakeSlot() { return next_slot_ = (next_slot_ + 1) % slots_.size(); }
@@ -99,10 +94,13 @@ class StateValues {
   absl::Status VerifyFile(const sharding::Place& place, int64_t bytes);
   template <class T>
   T* At(const sharding::StagedRun& run, size_t part) const {
-    return reinterpret_cast<T*>(with_.storage->At(run.host[part]));
+    return reinterpret_cast<T*>(core_.storage.At(run.host[part]));
   }
 
-  const Parts with_;
+  const Core& core_;
+  Issuer& issuer_;
+  SwapVerifier& verifier_;
+  const Way way_;
   std::vector<Slot> slots_;
   size_t next_slot_ = 0;
   std::vector<float> values_;                        // of ReadEach, a run's

@@ -5,52 +5,51 @@
 #include <utility>
 
 #include "ebb/runtime/engine/issue/issuer.h"
+#include "ebb/runtime/engine/issue/runnable_plans.h"
+#include "ebb/runtime/engine/issue/stream_order.h"
+#include "ebb/runtime/engine/outcome/step_errors.h"
 #include "ebb/sharding/plan_facts.h"
 #include "ebb/sharding/waits.h"
 
 namespace ebb {
 
 StepTag FragmentRunner::Tag() const {
-  const StepProgress& progress = *with_.progress;
-  return {.trace = progress.trace,
-          .finished = with_.outcome->finished_steps(),
-          .parity = progress.parity,
-          .counts = progress.alive && !progress.evaluation,
-          .divide = static_cast<float>(1.0 / progress.gradients.divisor)};
+  return {.trace = progress_.trace,
+          .finished = outcome_.finished_steps(),
+          .parity = progress_.parity,
+          .counts = progress_.alive && !progress_.evaluation,
+          .divide = static_cast<float>(1.0 / progress_.gradients.divisor)};
 }
 
 // A rank that cannot link a fragment fails, and runs the config's own, which RunnablePlans::LinkOwn
 // has linked, because the other ranks issue the step's collectives.
 void FragmentRunner::Choose(Runnable& run) {
-  StepProgress& progress = *with_.progress;
-  absl::Status linked = with_.plans->Link(run, /*carrying=*/false);
-  if (linked.ok() && carries_) linked = with_.plans->Link(run, /*carrying=*/true);
-  if (!linked.ok()) with_.errors->Fail(linked);
-  progress.run = linked.ok() ? &run : &with_.plans->own();
-  progress.fragment = progress.run->linked[carries_ ? 1 : 0].get();
-  progress.run->Predict(carries_, progress.rounds, moved_[progress.parity]);
+  absl::Status linked = core_.plans.Link(run, /*carrying=*/false);
+  if (linked.ok() && carries_) linked = core_.plans.Link(run, /*carrying=*/true);
+  if (!linked.ok()) core_.errors.Fail(linked);
+  progress_.run = linked.ok() ? &run : &core_.plans.own();
+  progress_.fragment = progress_.run->linked[carries_ ? 1 : 0].get();
+  progress_.run->Predict(carries_, progress_.rounds, moved_[progress_.parity]);
 }
 
 void FragmentRunner::ChooseWalk() {
-  with_.progress->run = &with_.plans->walk();
-  with_.progress->fragment = with_.plans->walk().linked[0].get();
+  progress_.run = &core_.plans.walk();
+  progress_.fragment = core_.plans.walk().linked[0].get();
 }
 
 void FragmentRunner::ReserveSpans() const {
-  const StepProgress& progress = *with_.progress;
-  const sharding::Plan& plan = progress.plan();
+  const sharding::Plan& plan = progress_.plan();
   const int64_t operations =
       std::ssize(plan.operations) +
-      (progress.rounds - sharding::PlannedRounds(plan)) * std::ssize(plan.MiddleRound());
-  with_.timeline->Collect(progress.trace.shown ? operations : 0);
+      (progress_.rounds - sharding::PlannedRounds(plan)) * std::ssize(plan.MiddleRound());
+  timeline_.Collect(progress_.trace.shown ? operations : 0);
 }
 
 void FragmentRunner::Issue(int begin, int end) {
-  const StepProgress& progress = *with_.progress;
-  with_.issuer->Run(*progress.fragment, begin, end, Tag(),
-                    progress.evaluation ? nullptr : &moved_[progress.parity]);
-  if (after_carried_ == nullptr || progress.evaluation) return;
-  const std::vector<sharding::Instruction>& all = progress.fragment->fragment().instructions;
+  issuer_.Run(*progress_.fragment, begin, end, Tag(),
+              progress_.evaluation ? nullptr : &moved_[progress_.parity]);
+  if (after_carried_ == nullptr || progress_.evaluation) return;
+  const std::vector<sharding::Instruction>& all = progress_.fragment->fragment().instructions;
   if (std::none_of(all.begin() + end, all.end(),
                    [](const sharding::Instruction& i) { return i.carried; }))
     CallAfterCarried();
@@ -66,14 +65,13 @@ void FragmentRunner::CallAfterCarried() {
 }
 
 int FragmentRunner::issued() const {
-  const StepProgress& progress = *with_.progress;
-  return progress.moment < progress.moments() ? progress.MomentOf(progress.moment).begin
-                                              : progress.fragment->fragment().moments.back().end;
+  return progress_.moment < progress_.moments() ? progress_.MomentOf(progress_.moment).begin
+                                                : progress_.fragment->fragment().moments.back().end;
 }
 
 bool FragmentRunner::UpdateHasStarted(int unit) const {
   for (int index = 0; index < issued(); ++index) {
-    const sharding::Instruction& instruction = (*with_.progress->fragment)[index];
+    const sharding::Instruction& instruction = (*progress_.fragment)[index];
     if (instruction.code == sharding::Code::kUpdate && !instruction.carried &&
         instruction.parts.front().unit == unit)
       return true;
@@ -82,50 +80,48 @@ bool FragmentRunner::UpdateHasStarted(int unit) const {
 }
 
 void FragmentRunner::StartKernels(int instruction) {
-  with_.order->Await(*with_.progress->fragment, instruction, with_.progress->parity);
+  core_.order.Await(*progress_.fragment, instruction, progress_.parity);
 }
 
 void FragmentRunner::EndKernels(int instruction) {
-  with_.order->Leave(*with_.progress->fragment, instruction, with_.progress->parity);
+  core_.order.Leave(*progress_.fragment, instruction, progress_.parity);
 }
 
 void FragmentRunner::Drain() {
   if (!carries_) return;
   carries_ = false;
-  with_.timeline->Collect(std::ssize(with_.plans->drain().plan.operations));
-  LinkedFragment& drain = *with_.plans->drain().linked[1];
+  timeline_.Collect(std::ssize(core_.plans.drain().plan.operations));
+  LinkedFragment& drain = *core_.plans.drain().linked[1];
   StepTag step = Tag();
-  step.parity = 1 - with_.outcome->last_parity();
+  step.parity = 1 - outcome_.last_parity();
   step.counts = false;
-  with_.issuer->Run(drain, 0, static_cast<int>(drain.fragment().instructions.size()), step,
-                    /*counted=*/nullptr);
+  issuer_.Run(drain, 0, static_cast<int>(drain.fragment().instructions.size()), step,
+              /*counted=*/nullptr);
   CallAfterCarried();
 }
 
 void FragmentRunner::IssueCarriedLeft() {
-  const StepProgress& progress = *with_.progress;
-  if (!carries_ || progress.evaluation) return;
+  if (!carries_ || progress_.evaluation) return;
   carries_ = false;
-  IssueBehindFences(sharding::FindCarried(progress.fragment->fragment(), issued()));
+  IssueBehindFences(sharding::FindCarried(progress_.fragment->fragment(), issued()));
 }
 
 void FragmentRunner::FinishCarried() {
   if (!carries_) return;
   IssueCarriedLeft();
-  with_.progress->fragment = with_.progress->run->linked[0].get();  // of Choose
+  progress_.fragment = progress_.run->linked[0].get();  // of Choose
 }
 
 void FragmentRunner::BringUpToDate() {
-  StepProgress& progress = *with_.progress;
-  if (progress.is_up_to_date) return;
-  progress.is_up_to_date = true;
-  if (!sharding::HasCarriedFrom(progress.plan(), progress.MomentInPlan(progress.moment))) return;
+  if (progress_.is_up_to_date) return;
+  progress_.is_up_to_date = true;
+  if (!sharding::HasCarriedFrom(progress_.plan(), progress_.MomentInPlan(progress_.moment))) return;
   FinishCarried();
   BringAgain();
 }
 
 absl::Status FragmentRunner::MayLook() const {
-  if (!carries_ || !with_.progress->alive || with_.progress->evaluation) return absl::OkStatus();
+  if (!carries_ || !progress_.alive || progress_.evaluation) return absl::OkStatus();
   return absl::FailedPreconditionError(
       "this step still has to run updates of the step before, because parameters on NVMe are "
       "updated just before their use: ask for state between steps, or after Step::Reduce");
@@ -133,29 +129,29 @@ absl::Status FragmentRunner::MayLook() const {
 
 void FragmentRunner::AwaitState() {
   Drain();
-  with_.order->WaitIdle();
+  core_.order.WaitIdle();
 }
 
 void FragmentRunner::BringAgain() {
-  IssueBehindFences(sharding::FindToBringAgain(with_.plans->cells(),
-                                               with_.progress->fragment->fragment(), issued()));
-  with_.order->Fence();
+  IssueBehindFences(
+      sharding::FindToBringAgain(core_.plans.cells(), progress_.fragment->fragment(), issued()));
+  core_.order.Fence();
 }
 
 void FragmentRunner::IssueBehindFences(const std::vector<int>& instructions) {
   for (const int index : instructions) {
-    with_.order->Fence();
+    core_.order.Fence();
     Issue(index, index + 1);
   }
 }
 
 std::vector<CommunicationRow> FragmentRunner::communication() const {
-  return moved_[with_.outcome->last_parity()].Communication();
+  return moved_[outcome_.last_parity()].Communication();
 }
 
 std::vector<TrafficRow> FragmentRunner::traffic() const {
   if (!has_finished_) return {};
-  return moved_[with_.outcome->last_parity()].Traffic();
+  return moved_[outcome_.last_parity()].Traffic();
 }
 
 }  // namespace ebb

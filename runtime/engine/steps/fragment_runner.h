@@ -7,11 +7,9 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "ebb/runtime/engine/core.h"
 #include "ebb/runtime/engine/issue/moved_bytes.h"
-#include "ebb/runtime/engine/issue/runnable_plans.h"
 #include "ebb/runtime/engine/issue/step_timeline.h"
-#include "ebb/runtime/engine/issue/stream_order.h"
-#include "ebb/runtime/engine/outcome/step_errors.h"
 #include "ebb/runtime/engine/outcome/step_outcome.h"
 #include "ebb/runtime/engine/steps/step_progress.h"
 
@@ -21,16 +19,9 @@ class Issuer;
 
 class FragmentRunner {
  public:
-  struct Parts {  // borrowed
-    StepProgress* progress = nullptr;
-    RunnablePlans* plans = nullptr;
-    StreamOrder* order = nullptr;
-    Issuer* issuer = nullptr;
-    StepOutcome* outcome = nullptr;
-    StepErrors* errors = nullptr;
-    StepTimeline* timeline = nullptr;
-  };
-  explicit FragmentRunner(const Parts& parts) : with_(parts) {}
+  FragmentRunner(const Core& core, StepProgress& progress, Issuer& issuer, StepOutcome& outcome,
+                 StepTimeline& timeline)
+      : core_(core), progress_(progress), issuer_(issuer), outcome_(outcome), timeline_(timeline) {}
 
   // The step that is open runs this one, with the updates that the step before has left. Counts
   // anew.
@@ -82,7 +73,11 @@ class FragmentRunner {
   void IssueBehindFences(const std::vector<int>& instructions);
   void CallAfterCarried();
 
-  const Parts with_;
+  const Core& core_;
+  StepProgress& progress_;
+  Issuer& issuer_;
+  StepOutcome& outcome_;
+  StepTimeline& timeline_;
   bool carries_ = false;
   std::function<void()> after_carried_;  // null: nothing waits
   std::atomic<bool> has_finished_ = false;

@@ -14,13 +14,11 @@
 #include <string>
 
 #include "ebb/runtime/device/cores.h"
-#include "ebb/runtime/engine/engine_inputs.h"
+#include "ebb/runtime/engine/core.h"
 #include "ebb/runtime/engine/issue/profiler_ranges.h"
 #include "ebb/runtime/engine/issue/step_timeline.h"
-#include "ebb/runtime/engine/issue/stream_order.h"
 #include "ebb/runtime/engine/outcome/outcome_messages.h"
 #include "ebb/runtime/engine/outcome/step_errors.h"
-#include "ebb/runtime/engine/ranks/engine_calls.h"
 #include "ebb/runtime/engine/state/state_access.h"
 #include "ebb/runtime/engine/steps/fragment_runner.h"
 #include "ebb/runtime/engine/steps/order_notices.h"
@@ -31,22 +29,19 @@ namespace ebb {
 
 class OpenScopes {
  public:
-  struct Parts {  // borrowed
-    const EngineInputs* inputs = nullptr;
-    StepProgress* progress = nullptr;
-    FragmentRunner* runner = nullptr;
-    StreamOrder* order = nullptr;
-    StateAccess* state = nullptr;
-    OrderNotices* notices = nullptr;
-    ScopeViews* views = nullptr;
-    StepErrors* errors = nullptr;
-    const OutcomeMessages* messages = nullptr;
-    ProfilerRanges* ranges = nullptr;
-    StepTimeline* timeline = nullptr;
-    CallersCore* core = nullptr;
-    const EngineCalls* calls = nullptr;
-  };
-  explicit OpenScopes(const Parts& parts) : with_(parts) {}
+  OpenScopes(const Core& core, StepProgress& progress, FragmentRunner& runner, StateAccess& state,
+             OrderNotices& notices, ScopeViews& views, const OutcomeMessages& messages,
+             ProfilerRanges& ranges, StepTimeline& timeline, CallersCore& callers_core)
+      : core_(core),
+        progress_(progress),
+        runner_(runner),
+        state_(state),
+        notices_(notices),
+        views_(views),
+        messages_(messages),
+        ranges_(ranges),
+        timeline_(timeline),
+        callers_core_(callers_core) {}
 
   // Begins at the plan's first moment: a step, an evaluation, and each of its walks.
   void Begin();
@@ -57,7 +52,7 @@ class OpenScopes {
   // Closes or leaves out the rest of the trainer's scopes: the step is complete.
   void CloseAll();
   void LeaveOutRest();
-  ScopeViews& views() const { return *with_.views; }
+  ScopeViews& views() const { return views_; }
   int64_t last() const { return last_; }  // the number of the newest opening, of all steps
 
  private:
@@ -78,7 +73,16 @@ class OpenScopes {
   bool HasRoom(const OpenScope& scope, bool all);
   void GatherAlone(int unit);
 
-  const Parts with_;
+  const Core& core_;
+  StepProgress& progress_;
+  FragmentRunner& runner_;
+  StateAccess& state_;
+  OrderNotices& notices_;
+  ScopeViews& views_;
+  const OutcomeMessages& messages_;
+  ProfilerRanges& ranges_;
+  StepTimeline& timeline_;
+  CallersCore& callers_core_;
   int64_t last_ = 0;
 };
 

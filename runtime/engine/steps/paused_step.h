@@ -6,9 +6,8 @@
 #include <string_view>
 
 #include "absl/status/status.h"
-#include "ebb/runtime/engine/issue/stream_order.h"
+#include "ebb/runtime/engine/core.h"
 #include "ebb/runtime/engine/outcome/outcome_messages.h"
-#include "ebb/runtime/engine/outcome/step_errors.h"
 #include "ebb/runtime/engine/steps/fragment_runner.h"
 #include "ebb/runtime/engine/steps/open_scopes.h"
 #include "ebb/runtime/engine/steps/order_notices.h"
@@ -19,17 +18,15 @@ namespace ebb {
 
 class PausedStep {
  public:
-  struct Parts {  // borrowed
-    StepProgress* progress = nullptr;
-    FragmentRunner* runner = nullptr;
-    OpenScopes* scopes = nullptr;
-    const OrderNotices* notices = nullptr;
-    StreamOrder* order = nullptr;
-    StepErrors* errors = nullptr;
-    const OutcomeMessages* messages = nullptr;
-    ViewErrors* view_errors = nullptr;
-  };
-  explicit PausedStep(const Parts& parts) : with_(parts) {}
+  PausedStep(const Core& core, StepProgress& progress, FragmentRunner& runner, OpenScopes& scopes,
+             const OrderNotices& notices, const OutcomeMessages& messages, ViewErrors& view_errors)
+      : core_(core),
+        progress_(progress),
+        runner_(runner),
+        scopes_(scopes),
+        notices_(notices),
+        messages_(messages),
+        view_errors_(view_errors) {}
 
   // Whether an evaluation may begin while a step or an evaluation is alive.
   absl::Status MayEvaluate() const;
@@ -44,7 +41,13 @@ class PausedStep {
   const absl::Status& misuse() const { return misuse_; }
 
  private:
-  const Parts with_;
+  const Core& core_;
+  StepProgress& progress_;
+  FragmentRunner& runner_;
+  OpenScopes& scopes_;
+  const OrderNotices& notices_;
+  const OutcomeMessages& messages_;
+  ViewErrors& view_errors_;
   StepProgress outer_;
   absl::Status misuse_;
 };

@@ -8,6 +8,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/engine/device_reach.h"
+#include "ebb/runtime/engine/engine_inputs.h"
+#include "ebb/runtime/engine/issue/engine_streams.h"
+#include "ebb/runtime/engine/outcome/step_errors.h"
 #include "ebb/runtime/trace/log.h"
 #include "ebb/sharding/plan_facts.h"
 #include "ebb/sharding/scopes.h"
@@ -17,19 +20,21 @@ namespace ebb {
 
 using sharding::Section;
 
-ScopeViews::ScopeViews(const Parts& parts, const sharding::Plan& plan) : with_(parts), plan_(plan) {
-  const ModelSpec& model = with_.inputs->model;
+void ScopeViews::FollowPlan() {
+  boundary_dtypes_.clear();
+  boundary_elements_.clear();
+  const ModelSpec& model = core_.inputs.model;
   const size_t visits = model.forward.size();
-  requested_.resize(static_cast<size_t>(sharding::WholeGradients(plan)));
-  const DType dtype = sharding::BoundaryDType(plan);
-  round_numbers_.resize(2);
+  requested_.assign(static_cast<size_t>(sharding::WholeGradients(plan())), {});
+  const DType dtype = sharding::BoundaryDType(plan());
+  round_numbers_.assign(2, {});
   for (RoundNumbers& numbers : round_numbers_)
-    numbers.numbers.resize(static_cast<size_t>(sharding::MicroBatchesOfRound(plan)));
+    numbers.numbers.resize(static_cast<size_t>(sharding::MicroBatchesOfRound(plan())));
   for (size_t v = 0; v < visits; ++v) {
     const size_t unit = static_cast<size_t>(model.forward[v].unit);
     requested_[static_cast<size_t>(
-                   sharding::WholeGradientOf(plan, static_cast<int>(v), static_cast<int>(unit)))]
-        .resize(plan.layout.units[unit].trainable.placements.size());
+                   sharding::WholeGradientOf(plan(), static_cast<int>(v), static_cast<int>(unit)))]
+        .resize(plan().layout.units[unit].trainable.placements.size());
     const int64_t bytes = model.forward[v].output_bytes, size = SizeOf(dtype);
     boundary_dtypes_.push_back(bytes % size == 0 ? dtype : DType::kInt8);
     boundary_elements_.push_back(bytes % size == 0 ? bytes / size : bytes);
@@ -49,16 +54,16 @@ void ScopeViews::Begin(bool evaluation, int micro_batches) {
 const OpenScope* ScopeViews::Find(int64_t id, ParameterId p) const {
   const OpenScope* const scope = Find(id);
   const size_t index = static_cast<size_t>(p);
-  if (scope == nullptr || index >= plan_.layout.parameters.size()) return scope;
-  for (const OpenScope& part : with_.progress->open)
-    if (part.whole == id && part.unit == plan_.layout.parameters[index].unit) return &part;
+  if (scope == nullptr || index >= plan().layout.parameters.size()) return scope;
+  for (const OpenScope& part : progress_.open)
+    if (part.whole == id && part.unit == plan().layout.parameters[index].unit) return &part;
   return scope;
 }
 
 // Null: the scope does not hold it, which was said.
 const sharding::ParameterLocation* ScopeViews::Locate(std::string_view what, const OpenScope& scope,
                                                       ParameterId p) {
-  const std::vector<sharding::ParameterLocation>& parameters = plan_.layout.parameters;
+  const std::vector<sharding::ParameterLocation>& parameters = plan().layout.parameters;
   const size_t index = static_cast<size_t>(p);
   if (index < parameters.size() && parameters[index].unit == scope.unit) return &parameters[index];
   Refuse(NotHeld(what, scope, p));
@@ -67,12 +72,12 @@ const sharding::ParameterLocation* ScopeViews::Locate(std::string_view what, con
 
 absl::Status ScopeViews::NotHeld(std::string_view what, const OpenScope& scope,
                                  ParameterId p) const {
-  const ModelSpec& model = with_.inputs->model;
-  const std::vector<sharding::ParameterLocation>& parameters = plan_.layout.parameters;
+  const ModelSpec& model = core_.inputs.model;
+  const std::vector<sharding::ParameterLocation>& parameters = plan().layout.parameters;
   const size_t index = static_cast<size_t>(p);
   const std::string of(what);
   const std::string asked =
-      absl::StrCat(" asked of ", with_.messages->ScopeName(scope.kind, scope.unit), ", ");
+      absl::StrCat(" asked of ", messages_.ScopeName(scope.kind, scope.unit), ", ");
   if (index >= parameters.size()) {
     return absl::InvalidArgumentError(absl::StrCat(of, "parameter ", static_cast<int>(p), asked,
                                                    "but the model has ", parameters.size(),
@@ -86,13 +91,13 @@ absl::Status ScopeViews::NotHeld(std::string_view what, const OpenScope& scope,
 
 TensorView ScopeViews::ViewOf(ParameterId p, const sharding::ParameterLocation& location) const {
   const size_t index = static_cast<size_t>(p);
-  const DType dtype = sharding::ParameterDType(plan_, location.unit);
+  const DType dtype = sharding::ParameterDType(plan(), location.unit);
   return {
-      .data = with_.storage->At(sharding::WholePlace(plan_, location.unit, location.trainable)) +
+      .data = core_.storage.At(sharding::WholePlace(plan(), location.unit, location.trainable)) +
               location.offset * SizeOf(dtype),
       .dtype = dtype,
-      .shape = with_.inputs->model.parameters[index].shape,
-      .origin = with_.view_errors->Of(Shown::kParameter, static_cast<int>(index))};
+      .shape = core_.inputs.model.parameters[index].shape,
+      .origin = view_errors_.Of(Shown::kParameter, static_cast<int>(index))};
 }
 
 TensorView ScopeViews::Parameter(int64_t id, ParameterId p) {
@@ -103,36 +108,37 @@ TensorView ScopeViews::Parameter(int64_t id, ParameterId p) {
 }
 
 std::vector<ParameterView> ScopeViews::Unit(UnitId unit) const {
-  const std::vector<UnitSpec>& units = with_.inputs->model.units;
+  const std::vector<UnitSpec>& units = core_.inputs.model.units;
   const size_t index = static_cast<size_t>(unit);
   if (index >= units.size()) return {};
   std::vector<ParameterView> views;
-  for (const ParameterId p : WithParts(with_.inputs->model, unit)) {
-    const sharding::ParameterLocation& location = plan_.layout.parameters[static_cast<size_t>(p)];
+  for (const ParameterId p : WithParts(core_.inputs.model, unit)) {
+    const sharding::ParameterLocation& location = plan().layout.parameters[static_cast<size_t>(p)];
     ParameterView& view = views.emplace_back(ParameterView{p, ViewOf(p, location), std::nullopt});
-    if (location.trainable) view.gradient = sharding::GradientDType(plan_, location.unit);
+    if (location.trainable) view.gradient = sharding::GradientDType(plan(), location.unit);
   }
   return views;
 }
 
 MutableTensorView ScopeViews::Workspace() const {
-  const ModelSpec& model = with_.inputs->model;
-  return {.data = with_.storage->Pool(StateClass::kWorkspace).data(),
+  const ModelSpec& model = core_.inputs.model;
+  return {.data = core_.storage.Pool(StateClass::kWorkspace).data(),
           .dtype = DType::kInt8,
           .shape = {&model.workspace_bytes, 1},
-          .origin = with_.view_errors->Of(Shown::kWorkspace)};
+          .origin = view_errors_.Of(Shown::kWorkspace)};
 }
 
 // Gradients.
 
 std::vector<uint8_t>& ScopeViews::RequestedOf(const OpenScope& scope) {
-  return requested_[static_cast<size_t>(sharding::WholeGradientOf(plan_, scope.visit, scope.unit))];
+  return requested_[static_cast<size_t>(
+      sharding::WholeGradientOf(plan(), scope.visit, scope.unit))];
 }
 
 bool ScopeViews::TakesGradients(const OpenScope& scope) const {
   return scope.planned >= 0
-             ? with_.progress->PlannedScopeOf(scope.planned).gradients
-             : with_.inputs->model.forward[static_cast<size_t>(scope.visit)].gradients;
+             ? progress_.PlannedScopeOf(scope.planned).gradients
+             : core_.inputs.model.forward[static_cast<size_t>(scope.visit)].gradients;
 }
 
 BackwardScope::Fused ScopeViews::Gradient(int64_t id, ParameterId p, bool zero_fill) {
@@ -141,7 +147,7 @@ BackwardScope::Fused ScopeViews::Gradient(int64_t id, ParameterId p, bool zero_f
   const sharding::ParameterLocation* const location = Locate("the gradient of ", *scope, p);
   if (location == nullptr) return {};
   const size_t index = static_cast<size_t>(p);
-  const ModelSpec& model = with_.inputs->model;
+  const ModelSpec& model = core_.inputs.model;
   if (!location->trainable) {
     Refuse(absl::InvalidArgumentError(absl::StrCat("the gradient of parameter '",
                                                    model.parameters[index].name,
@@ -151,26 +157,26 @@ BackwardScope::Fused ScopeViews::Gradient(int64_t id, ParameterId p, bool zero_f
   if (!TakesGradients(*scope)) {
     Refuse(absl::InvalidArgumentError(
         absl::StrCat("the gradient of parameter '", model.parameters[index].name, "' in ",
-                     with_.messages->ScopeName(scope->kind, scope->unit), ", visit ", scope->visit,
+                     messages_.ScopeName(scope->kind, scope->unit), ", visit ", scope->visit,
                      " of forward, which takes no gradients (Visit::gradients is false)")));
     return {};
   }
-  const Section& section = plan_.layout.units[static_cast<size_t>(scope->unit)].trainable;
+  const Section& section = plan().layout.units[static_cast<size_t>(scope->unit)].trainable;
   const auto placement = std::find_if(
       section.placements.begin(), section.placements.end(),
       [&](const sharding::PlacedParameter& candidate) { return candidate.parameter == p; });
   uint8_t& requested =
       RequestedOf(*scope)[static_cast<size_t>(placement - section.placements.begin())];
-  const DType dtype = sharding::GradientDType(plan_, scope->unit);
-  std::byte* const data = with_.storage->At(sharding::WholeGradientPlace(plan_, scope->visit)) +
+  const DType dtype = sharding::GradientDType(plan(), scope->unit);
+  std::byte* const data = core_.storage.At(sharding::WholeGradientPlace(plan(), scope->visit)) +
                           location->offset * SizeOf(dtype);
   const bool first = requested == 0;
   requested = 1;
-  if (first && zero_fill) with_.compute->Zero(data, location->elements * SizeOf(dtype));
+  if (first && zero_fill) core_.streams.compute().Zero(data, location->elements * SizeOf(dtype));
   return {.tensor = {.data = data,
                      .dtype = dtype,
                      .shape = model.parameters[index].shape,
-                     .origin = with_.view_errors->Of(Shown::kGradient, static_cast<int>(index))},
+                     .origin = view_errors_.Of(Shown::kGradient, static_cast<int>(index))},
           .beta = first ? 0.0f : 1.0f};
 }
 
@@ -192,30 +198,30 @@ void ScopeViews::Gradients(int64_t id, std::span<const ParameterId> of, size_t r
     const bool is_neighbour =
         begin != nullptr && first >= end && first - end < sharding::kAlignment * size;
     if (!is_neighbour) {
-      if (begin != nullptr) with_.compute->Zero(begin, end - begin);
+      if (begin != nullptr) core_.streams.compute().Zero(begin, end - begin);
       begin = first;
     }
     end = first + gradient.tensor.size() * size;
   }
-  if (begin != nullptr) with_.compute->Zero(begin, end - begin);
+  if (begin != nullptr) core_.streams.compute().Zero(begin, end - begin);
 }
 
 void ScopeViews::CompleteGradient(const OpenScope& scope) {
-  const Section& section = plan_.layout.units[static_cast<size_t>(scope.unit)].trainable;
-  const int64_t size = SizeOf(sharding::GradientDType(plan_, scope.unit));
-  std::byte* const whole = with_.storage->At(sharding::WholeGradientPlace(plan_, scope.visit));
+  const Section& section = plan().layout.units[static_cast<size_t>(scope.unit)].trainable;
+  const int64_t size = SizeOf(sharding::GradientDType(plan(), scope.unit));
+  std::byte* const whole = core_.storage.At(sharding::WholeGradientPlace(plan(), scope.visit));
   std::vector<uint8_t>& requested = RequestedOf(scope);
   int64_t end = 0;
   for (size_t p = 0; p < section.placements.size(); ++p) {
     const sharding::PlacedParameter& placement = section.placements[p];
     if (!requested[p]) continue;
     if (placement.offset > end)
-      with_.compute->Zero(whole + end * size, (placement.offset - end) * size);
+      core_.streams.compute().Zero(whole + end * size, (placement.offset - end) * size);
     end = placement.offset + placement.elements;
     requested[p] = 0;
   }
   if (section.elements > end)
-    with_.compute->Zero(whole + end * size, (section.elements - end) * size);
+    core_.streams.compute().Zero(whole + end * size, (section.elements - end) * size);
 }
 
 // Boundaries.
@@ -223,20 +229,19 @@ void ScopeViews::CompleteGradient(const OpenScope& scope) {
 std::span<const int> ScopeViews::MicroBatches(int64_t id) {
   const OpenScope* scope = Find(id);
   if (scope == nullptr) return {};
-  const StepProgress& progress = *with_.progress;
-  if (progress.evaluation)
-    return std::span(walk_numbers_).first(static_cast<size_t>(progress.micro_batches));
+  if (progress_.evaluation)
+    return std::span(walk_numbers_).first(static_cast<size_t>(progress_.micro_batches));
   RoundNumbers* of_round = nullptr;
   for (RoundNumbers& known : round_numbers_) {
     if (known.round == scope->round) return known.numbers;
     const bool is_shown =
-        std::any_of(progress.open.begin(), progress.open.end(),
+        std::any_of(progress_.open.begin(), progress_.open.end(),
                     [&](const OpenScope& open) { return open.round == known.round; });
     if (!is_shown) of_round = &known;
   }
   if (of_round == nullptr) {
     of_round = &round_numbers_.emplace_back();
-    of_round->numbers.resize(static_cast<size_t>(sharding::MicroBatchesOfRound(plan_)));
+    of_round->numbers.resize(static_cast<size_t>(sharding::MicroBatchesOfRound(plan())));
   }
   of_round->round = scope->round;
   std::iota(of_round->numbers.begin(), of_round->numbers.end(),
@@ -248,27 +253,26 @@ std::span<const int> ScopeViews::MicroBatches(int64_t id) {
 MutableTensorView ScopeViews::Boundary(int64_t id, int micro_batch, int visit, bool gradient,
                                        Shown shown) {
   const OpenScope* scope = Find(id);
-  const ModelSpec& model = with_.inputs->model;
+  const ModelSpec& model = core_.inputs.model;
   if (scope == nullptr || visit < 0 || visit + 1 >= static_cast<int>(model.forward.size()) ||
       model.forward[static_cast<size_t>(visit)].output_bytes == 0)
     return {};
   const std::span<const int> served = MicroBatches(id);
   if (std::find(served.begin(), served.end(), micro_batch) == served.end()) {
-    Refuse(absl::InvalidArgumentError(
-        absl::StrCat("micro-batch ", micro_batch, " asked of ",
-                     with_.messages->ScopeName(scope->kind, scope->unit), ", which serves ",
-                     served.front(), " to ", served.back())));
+    Refuse(absl::InvalidArgumentError(absl::StrCat(
+        "micro-batch ", micro_batch, " asked of ", messages_.ScopeName(scope->kind, scope->unit),
+        ", which serves ", served.front(), " to ", served.back())));
     return {};
   }
   const int index = micro_batch - served.front();
-  const sharding::Place place = with_.progress->evaluation
-                                    ? sharding::WalkOutputPlace(plan_, visit, index)
-                                : gradient ? sharding::OutputGradientPlace(plan_, visit, index)
-                                           : sharding::OutputPlace(plan_, visit, index);
-  return {.data = with_.storage->At(place),
+  const sharding::Place place = progress_.evaluation
+                                    ? sharding::WalkOutputPlace(plan(), visit, index)
+                                : gradient ? sharding::OutputGradientPlace(plan(), visit, index)
+                                           : sharding::OutputPlace(plan(), visit, index);
+  return {.data = core_.storage.At(place),
           .dtype = boundary_dtypes_[static_cast<size_t>(visit)],
           .shape = {&boundary_elements_[static_cast<size_t>(visit)], 1},
-          .origin = with_.view_errors->Of(shown, scope->visit)};
+          .origin = view_errors_.Of(shown, scope->visit)};
 }
 
 MutableTensorView ScopeViews::Input(int64_t id, int micro_batch) {
@@ -290,8 +294,8 @@ MutableTensorView ScopeViews::InputGradient(int64_t id, int micro_batch) {
   const OpenScope* scope = Find(id);
   if (scope == nullptr) return {};
   const bool has_one = scope->planned < 0
-                           ? scope->visit > sharding::FirstTrainableVisit(with_.inputs->model)
-                           : with_.progress->PlannedScopeOf(scope->planned).input_gradient;
+                           ? scope->visit > sharding::FirstTrainableVisit(core_.inputs.model)
+                           : progress_.PlannedScopeOf(scope->planned).input_gradient;
   if (!has_one) return {};
   return Boundary(id, micro_batch, scope->visit - 1, /*gradient=*/true, Shown::kInputGradient);
 }
@@ -299,29 +303,29 @@ MutableTensorView ScopeViews::InputGradient(int64_t id, int micro_batch) {
 // Mistakes.
 
 void ScopeViews::Refuse(absl::Status mistake) {
-  if (const std::string line = with_.view_errors->Note(std::move(mistake)); !line.empty())
+  if (const std::string line = view_errors_.Note(std::move(mistake)); !line.empty())
     LogWarning(line);
   TakeErrors();
 }
 
 void ScopeViews::TakeErrors() {
-  if (with_.view_errors->any()) with_.errors->Note(with_.view_errors->Take());
+  if (view_errors_.any()) core_.errors.Note(view_errors_.Take());
 }
 
 void ScopeViews::Poison(const OpenScope& closed) {
-  const std::vector<OpenScope>& open = with_.progress->open;
+  const std::vector<OpenScope>& open = progress_.open;
   const bool is_shown = std::any_of(
       open.begin(), open.end(), [&](const OpenScope& other) { return other.unit == closed.unit; });
-  if (!is_shown && with_.progress->PlannedScopeOf(closed.planned).releases) Poison(closed.unit);
+  if (!is_shown && progress_.PlannedScopeOf(closed.planned).releases) Poison(closed.unit);
 }
 
 void ScopeViews::Poison(int unit) {
-  if (!kPoisonReleased || !HostReaches(with_.inputs->device)) return;
-  const sharding::UnitLayout& layout = plan_.layout.units[static_cast<size_t>(unit)];
-  const int64_t size = SizeOf(sharding::ParameterDType(plan_, unit));
-  std::memset(with_.storage->At(sharding::WholePlace(plan_, unit, true)), kPoison,
+  if (!kPoisonReleased || !HostReaches(core_.inputs.device)) return;
+  const sharding::UnitLayout& layout = plan().layout.units[static_cast<size_t>(unit)];
+  const int64_t size = SizeOf(sharding::ParameterDType(plan(), unit));
+  std::memset(core_.storage.At(sharding::WholePlace(plan(), unit, true)), kPoison,
               static_cast<size_t>(layout.trainable.elements * size));
-  std::memset(with_.storage->At(sharding::WholePlace(plan_, unit, false)), kPoison,
+  std::memset(core_.storage.At(sharding::WholePlace(plan(), unit, false)), kPoison,
               static_cast<size_t>(layout.frozen.elements * size));
 }
 

@@ -11,11 +11,11 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "ebb/runtime/device/stream.h"
+#include "ebb/runtime/engine/core.h"
 #include "ebb/runtime/engine/engine.h"
-#include "ebb/runtime/engine/engine_inputs.h"
+#include "ebb/runtime/engine/issue/runnable_plans.h"
 #include "ebb/runtime/engine/memory/storage.h"
 #include "ebb/runtime/engine/outcome/outcome_messages.h"
-#include "ebb/runtime/engine/outcome/step_errors.h"
 #include "ebb/runtime/engine/scope.h"
 #include "ebb/runtime/engine/steps/step_progress.h"
 #include "ebb/runtime/engine/steps/view_errors.h"
@@ -24,16 +24,13 @@ namespace ebb {
 
 class ScopeViews {
  public:
-  struct Parts {  // borrowed
-    const EngineInputs* inputs = nullptr;
-    const Storage* storage = nullptr;
-    Stream* compute = nullptr;
-    StepProgress* progress = nullptr;
-    StepErrors* errors = nullptr;
-    const OutcomeMessages* messages = nullptr;
-    ViewErrors* view_errors = nullptr;
-  };
-  ScopeViews(const Parts& parts, const sharding::Plan& plan);
+  ScopeViews(const Core& core, StepProgress& progress, const OutcomeMessages& messages,
+             ViewErrors& view_errors)
+      : core_(core), progress_(progress), messages_(messages), view_errors_(view_errors) {
+    FollowPlan();
+  }
+  // The core has another plan.
+  void FollowPlan();
 
   TensorView Parameter(int64_t scope, ParameterId parameter);
   BackwardScope::Fused Gradient(int64_t scope, ParameterId parameter, bool zero_fill);
@@ -62,7 +59,9 @@ class ScopeViews {
   void TakeErrors();
 
  private:
-  OpenScope* Find(int64_t scope) const { return with_.progress->Find(scope); }
+  // For facts that are the same in all of an engine's plans.
+  const sharding::Plan& plan() const { return core_.plans.plan(); }
+  OpenScope* Find(int64_t scope) const { return progress_.Find(scope); }
   // The scope, or the scope of the unit's part that has the parameter.
   const OpenScope* Find(int64_t scope, ParameterId parameter) const;
   bool TakesGradients(const OpenScope& scope) const;
@@ -74,8 +73,10 @@ class ScopeViews {
   MutableTensorView Boundary(int64_t scope, int micro_batch, int visit, bool gradient, Shown shown);
   void Refuse(absl::Status mistake);
 
-  const Parts with_;
-  const sharding::Plan& plan_;  // for facts that are the same in all of an engine's plans
+  const Core& core_;
+  StepProgress& progress_;
+  const OutcomeMessages& messages_;
+  ViewErrors& view_errors_;
   std::vector<std::vector<uint8_t>> requested_;  // by gradient key, by placement: gradient written
   std::vector<int> walk_numbers_;                // of micro-batches
   // Micro-batches of rounds that an open scope was asked for.

@@ -7,6 +7,12 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/engine/engine_inputs.h"
+#include "ebb/runtime/engine/issue/engine_streams.h"
+#include "ebb/runtime/engine/issue/runnable_plans.h"
+#include "ebb/runtime/engine/issue/stream_order.h"
+#include "ebb/runtime/engine/kernels_by_stream.h"
+#include "ebb/runtime/engine/outcome/step_errors.h"
 #include "ebb/sharding/plan_facts.h"
 #include "ebb/sharding/scopes.h"
 
@@ -15,119 +21,116 @@ namespace ebb {
 // Begin.
 
 int64_t Steps::Begin(const StepOptions& options) {
-  if (with_.suspension->suspended()) {
-    with_.suspension->NoteRefusedStep();
+  if (suspension_.suspended()) {
+    suspension_.NoteRefusedStep();
     return Suspension::kRefused;
   }
-  StepProgress& progress = *with_.progress;
-  const int64_t number = with_.calls->NextNumber();
-  if (progress.alive) {
-    errors().Note(
+  const int64_t number = core_.calls.NextNumber();
+  if (progress_.alive) {
+    core_.errors.Note(
         absl::FailedPreconditionError("BeginStep while a Step or Evaluation of the same engine is "
                                       "alive: finish or drop that one first"));
     return number;
   }
-  with_.calls->Note(with_.state->has_written() ? CallKind::kStepWithWritten : CallKind::kStep);
+  core_.calls.Note(state_.has_written() ? CallKind::kStepWithWritten : CallKind::kStep);
   Reset(number, /*evaluation=*/false);
-  progress.trace = {.step = outcome().finished_steps() + 1};
+  progress_.trace = {.step = outcome_.finished_steps() + 1};
   TakeOptions(options);
   SpreadWritten();  // which does updates that this step would carry
-  if (!sharding::CarriesUpdates(progress.plan())) with_.runner->Drain();
-  with_.runner->Choose(*progress.run);
-  with_.exchange->Begin(options.learning_rate);
-  progress.LogBegun();
-  const sharding::Plan& plan = progress.plan();
-  progress.backwards.Begin(plan, progress.rounds);
-  progress.order.BeginStep(
-      std::span(plan.scopes).first(static_cast<size_t>(progress.scopes_of_round())),
-      plan.decisions.trainable, progress.rounds,
-      options.may_leave_out || !with_.inputs->config.ebb.strict);
-  with_.scopes->Begin();
-  progress.trail.next = progress.NextCode();
+  if (!sharding::CarriesUpdates(progress_.plan())) runner_.Drain();
+  runner_.Choose(*progress_.run);
+  exchange_.Begin(options.learning_rate);
+  progress_.LogBegun();
+  const sharding::Plan& plan = progress_.plan();
+  progress_.backwards.Begin(plan, progress_.rounds);
+  progress_.order.BeginStep(
+      std::span(plan.scopes).first(static_cast<size_t>(progress_.scopes_of_round())),
+      plan.decisions.trainable, progress_.rounds,
+      options.may_leave_out || !core_.inputs.config.ebb.strict);
+  scopes_.Begin();
+  progress_.trail.next = progress_.NextCode();
   return number;
 }
 
 // An option that is wrong is an error of the step, which goes on with the usual value.
 void Steps::TakeOptions(const StepOptions& options) {
-  StepProgress& progress = *with_.progress;
-  const Config& config = with_.inputs->config;
-  progress.options = options;
-  progress.run = &with_.plans->own();
-  progress.micro_batches = options.micro_batches > 0
-                               ? options.micro_batches
-                               : static_cast<int>(config.gradient_accumulation_steps);
+  const Config& config = core_.inputs.config;
+  progress_.options = options;
+  progress_.run = &core_.plans.own();
+  progress_.micro_batches = options.micro_batches > 0
+                                ? options.micro_batches
+                                : static_cast<int>(config.gradient_accumulation_steps);
   const int per_round = static_cast<int>(config.ebb.micro_batches_per_round);
-  if (options.micro_batches < 0 || progress.micro_batches % per_round != 0) {
-    errors().Note(absl::InvalidArgumentError(absl::StrCat(
+  if (options.micro_batches < 0 || progress_.micro_batches % per_round != 0) {
+    core_.errors.Note(absl::InvalidArgumentError(absl::StrCat(
         "a step of ", options.micro_batches,
         " micro-batches: it must be a positive multiple of ebb.micro_batches_per_round, ",
         per_round)));
-    progress.micro_batches = static_cast<int>(config.gradient_accumulation_steps);
+    progress_.micro_batches = static_cast<int>(config.gradient_accumulation_steps);
   }
-  const bool early = sharding::TimingOf(with_.plans->plan()) == sharding::UpdateTiming::kEarly;
+  const bool early = sharding::TimingOf(core_.plans.plan()) == sharding::UpdateTiming::kEarly;
   const bool holds = options.hold_updates || (options.rates_at_finish && early);
-  if (const int most = std::numeric_limits<int>::max() / (2 * progress.scopes_of_round() + 1);
-      progress.micro_batches / per_round > most) {
-    errors().Note(absl::InvalidArgumentError(
-        absl::StrCat("a step of ", progress.micro_batches / per_round, " rounds; at most ", most,
+  if (const int most = std::numeric_limits<int>::max() / (2 * progress_.scopes_of_round() + 1);
+      progress_.micro_batches / per_round > most) {
+    core_.errors.Note(absl::InvalidArgumentError(
+        absl::StrCat("a step of ", progress_.micro_batches / per_round, " rounds; at most ", most,
                      " are counted: begin it with fewer micro-batches")));
-    progress.micro_batches = static_cast<int>(config.gradient_accumulation_steps);
+    progress_.micro_batches = static_cast<int>(config.gradient_accumulation_steps);
   }
-  absl::StatusOr<Runnable*> run = with_.plans->Of(progress.micro_batches / per_round, holds);
+  absl::StatusOr<Runnable*> run = core_.plans.Of(progress_.micro_batches / per_round, holds);
   if (run.ok()) {
-    progress.run = *run;
+    progress_.run = *run;
   } else {
-    errors().Note(run.status());
-    progress.micro_batches = static_cast<int>(config.gradient_accumulation_steps);
+    core_.errors.Note(run.status());
+    progress_.micro_batches = static_cast<int>(config.gradient_accumulation_steps);
   }
-  progress.rounds = progress.micro_batches / per_round;
-  progress.gradients.divisor = options.gradient_divisor;
+  progress_.rounds = progress_.micro_batches / per_round;
+  progress_.gradients.divisor = options.gradient_divisor;
   if (options.gradient_divisor == 0)
-    progress.gradients.divisor = static_cast<double>(with_.inputs->size()) * progress.micro_batches;
-  const float divide = static_cast<float>(1.0 / progress.gradients.divisor);
+    progress_.gradients.divisor =
+        static_cast<double>(core_.inputs.size()) * progress_.micro_batches;
+  const float divide = static_cast<float>(1.0 / progress_.gradients.divisor);
   if (!std::isnormal(divide) || divide < 0) {
-    errors().Note(absl::InvalidArgumentError(
+    core_.errors.Note(absl::InvalidArgumentError(
         absl::StrCat("gradient_divisor ", options.gradient_divisor,
                      ": it must be positive, and its inverse an fp32 number; 0 means ranks times "
                      "micro-batches")));
-    progress.gradients.divisor = 1;
+    progress_.gradients.divisor = 1;
   }
   if (options.learning_rate &&
       !(std::isfinite(static_cast<float>(*options.learning_rate)) && *options.learning_rate >= 0)) {
-    errors().Note(absl::InvalidArgumentError(absl::StrCat(
+    core_.errors.Note(absl::InvalidArgumentError(absl::StrCat(
         "learning_rate ", *options.learning_rate,
         ": it must be 0 or more, and an fp32 number; leave it out for the schedule's")));
   }
-  with_.results->constants->rates().Clear(progress.parity);
-  errors().Note(with_.results->constants->rates().Give(progress.parity, options.rates));
-  const ModelSpec& model = with_.inputs->model;
+  outcome_.rates().Clear(progress_.parity);
+  core_.errors.Note(outcome_.rates().Give(progress_.parity, options.rates));
+  const ModelSpec& model = core_.inputs.model;
   if (sharding::FirstTrainableVisit(model) == static_cast<int>(model.forward.size())) {
-    errors().Note(absl::FailedPreconditionError(
+    core_.errors.Note(absl::FailedPreconditionError(
         "BeginStep on a model without anything trainable: use BeginEvaluation"));
   }
 }
 
 int64_t Steps::BeginEvaluation(int micro_batches, const EvaluationOptions& options) {
-  if (with_.suspension->suspended()) return Suspension::kRefused;
-  StepProgress& progress = *with_.progress;
-  const int64_t number = with_.calls->NextNumber();
-  const bool may_leave_out = progress.alive && progress.options.may_leave_out;
-  if (progress.alive) {
-    if (absl::Status may = with_.paused->MayEvaluate(); !may.ok()) {
-      errors().Note(std::move(may));
+  if (suspension_.suspended()) return Suspension::kRefused;
+  const int64_t number = core_.calls.NextNumber();
+  const bool may_leave_out = progress_.alive && progress_.options.may_leave_out;
+  if (progress_.alive) {
+    if (absl::Status may = paused_.MayEvaluate(); !may.ok()) {
+      core_.errors.Note(std::move(may));
       return number;
     }
-    with_.paused->Pause();
+    paused_.Pause();
   }
-  with_.calls->Note(with_.state->has_written() ? CallKind::kEvaluationWithWritten
-                                               : CallKind::kEvaluation);
+  core_.calls.Note(state_.has_written() ? CallKind::kEvaluationWithWritten : CallKind::kEvaluation);
   Reset(number, /*evaluation=*/true);
-  progress.options.may_leave_out = may_leave_out;  // as the step around it
+  progress_.options.may_leave_out = may_leave_out;  // as the step around it
   if (options.traced) ++traced_evaluations_;
-  progress.trace = {.evaluation = traced_evaluations_, .shown = options.traced};
-  progress.micro_batches = micro_batches;
-  with_.runner->ChooseWalk();
-  const sharding::Pools& pools = progress.plan().pools;
+  progress_.trace = {.evaluation = traced_evaluations_, .shown = options.traced};
+  progress_.micro_batches = micro_batches;
+  runner_.ChooseWalk();
+  const sharding::Pools& pools = progress_.plan().pools;
   const bool has_boundaries = pools.bytes[static_cast<int>(StateClass::kActivation)] > 0;
   if (micro_batches < 1 || (has_boundaries && micro_batches > pools.evaluation_micro_batches)) {
     const std::string why =
@@ -135,54 +138,53 @@ int64_t Steps::BeginEvaluation(int micro_batches, const EvaluationOptions& optio
             ? "it must be at least 1"
             : absl::StrCat("the activation pool holds the boundaries of 1 to ",
                            pools.evaluation_micro_batches, "; evaluate the rest in further walks");
-    errors().Note(absl::InvalidArgumentError(
+    core_.errors.Note(absl::InvalidArgumentError(
         absl::StrCat("an evaluation of ", micro_batches, " micro-batches in one walk: ", why)));
-    progress.micro_batches = 1;
+    progress_.micro_batches = 1;
   }
-  progress.LogBegun();
+  progress_.LogBegun();
   SpreadWritten();
-  progress.rounds = 1;
-  progress.order.BeginWalks(progress.plan().scopes);
-  with_.scopes->Begin();
+  progress_.rounds = 1;
+  progress_.order.BeginWalks(progress_.plan().scopes);
+  scopes_.Begin();
   return number;
 }
 
 void Steps::Reset(int64_t number, bool evaluation) {
-  StepProgress& progress = *with_.progress;
-  progress.parity = outcome().FreeSlot(evaluation);
+  progress_.parity = outcome_.FreeSlot(evaluation);
   // Updates of the step two before may still look at what Begin clears.
-  if (!evaluation) with_.order->AwaitParity(progress.parity);
-  with_.observers->Touch(IssueObserver::CallerTouch::kBeginLoss, progress.parity);
-  outcome().Begin(evaluation);
-  if (evaluation) with_.runner->Drain();
-  progress.alive = true;
-  progress.evaluation = evaluation;
-  progress.number = number;
-  progress.options = {};
-  progress.moment = 0;
-  progress.gradients = {};
-  progress.sums = {};
-  progress.log.Clear();
-  progress.trail = {};
-  with_.view_errors->Begin(with_.scopes->last());
-  with_.scopes->views().TakeErrors();
+  if (!evaluation) core_.order.AwaitParity(progress_.parity);
+  core_.observers.Touch(IssueObserver::CallerTouch::kBeginLoss, progress_.parity);
+  outcome_.Begin(evaluation);
+  if (evaluation) runner_.Drain();
+  progress_.alive = true;
+  progress_.evaluation = evaluation;
+  progress_.number = number;
+  progress_.options = {};
+  progress_.moment = 0;
+  progress_.gradients = {};
+  progress_.sums = {};
+  progress_.log.Clear();
+  progress_.trail = {};
+  view_errors_.Begin(scopes_.last());
+  scopes_.views().TakeErrors();
 }
 
 void Steps::SpreadWritten() {
-  if (!with_.state->has_written()) return;
-  with_.runner->AwaitState();
-  errors().Note(with_.state->SpreadWritten());
+  if (!state_.has_written()) return;
+  runner_.AwaitState();
+  core_.errors.Note(state_.SpreadWritten());
 }
 
 // Whether step `number` is alive. Calls of a step fail it while an evaluation in it is alive.
 bool Steps::IsOpen(int64_t number, std::string_view call) {
-  if (with_.progress->alive && with_.progress->number == number) return true;
-  if (with_.paused->Is(number)) with_.paused->Misuse(call);
+  if (progress_.alive && progress_.number == number) return true;
+  if (paused_.Is(number)) paused_.Misuse(call);
   return false;
 }
 
 int Steps::rounds(int64_t number) const {
-  for (const StepProgress* progress : {&std::as_const(*with_.progress), &with_.paused->progress()})
+  for (const StepProgress* progress : {&std::as_const(progress_), &paused_.progress()})
     if (progress->alive && progress->number == number) return progress->rounds;
   return 0;
 }
@@ -190,115 +192,107 @@ int Steps::rounds(int64_t number) const {
 ForwardScope Steps::Forward(int64_t number, sharding::ScopeKind kind, UnitId unit) {
   const bool recomputes = kind == sharding::ScopeKind::kRecompute;
   const bool open = IsOpen(number, recomputes ? "Recompute" : "Forward");
-  return ForwardScope(with_.scopes, open ? with_.scopes->Open(kind, unit) : 0,
-                      with_.view_errors->number());
+  return ForwardScope(&scopes_, open ? scopes_.Open(kind, unit) : 0, view_errors_.number());
 }
 
 BackwardScope Steps::Backward(int64_t number, UnitId unit) {
   const bool open = IsOpen(number, "Backward");
-  return BackwardScope(with_.scopes,
-                       open ? with_.scopes->Open(sharding::ScopeKind::kBackward, unit) : 0,
-                       with_.view_errors->number());
+  return BackwardScope(&scopes_, open ? scopes_.Open(sharding::ScopeKind::kBackward, unit) : 0,
+                       view_errors_.number());
 }
 
 float Steps::LossScale(int64_t number) {
-  if (with_.inputs->config.compute != DType::kFloat16 || !IsOpen(number, "loss_scale")) return 1;
-  outcome().Take();  // the last step decided this one's scale
-  with_.observers->Touch(IssueObserver::CallerTouch::kReadScale, with_.progress->parity);
-  return with_.control->loss_scale();
+  if (core_.inputs.config.compute != DType::kFloat16 || !IsOpen(number, "loss_scale")) return 1;
+  outcome_.Take();  // the last step decided this one's scale
+  core_.observers.Touch(IssueObserver::CallerTouch::kReadScale, progress_.parity);
+  return control_.loss_scale();
 }
 
 TensorView Steps::DeviceLossScale(int64_t number) {
   // Kernels of a step that is over read it too, so the device can always reach this memory.
-  if (with_.inputs->config.compute == DType::kFloat16 && IsOpen(number, "device_loss_scale"))
-    with_.order->AwaitScale();
-  return {.data = &with_.control->loss_scale(), .origin = with_.view_errors->Of(Shown::kLossScale)};
+  if (core_.inputs.config.compute == DType::kFloat16 && IsOpen(number, "device_loss_scale"))
+    core_.order.AwaitScale();
+  return {.data = &control_.loss_scale(), .origin = view_errors_.Of(Shown::kLossScale)};
 }
 
 void Steps::Add(int64_t number, int sum, const TensorView& scalar) {
   if (!IsOpen(number, sum == 0 ? "AddLoss" : "Add")) return;
   if (sum < 0 || sum >= Evaluation::kSums) {
-    return errors().Note(absl::InvalidArgumentError(absl::StrCat(
+    return core_.errors.Note(absl::InvalidArgumentError(absl::StrCat(
         "sum ", sum, " of an evaluation, which has ", Evaluation::kSums, ", counted from 0")));
   }
   if (scalar.dtype != DType::kFloat32 || scalar.size() != 1) {
-    return errors().Note(absl::InvalidArgumentError(
+    return core_.errors.Note(absl::InvalidArgumentError(
         absl::StrCat(sum == 0 ? "AddLoss" : "Add", " takes one fp32 scalar, and was given ",
                      scalar.size(), " of ", std::string(Name(scalar.dtype)))));
   }
   const size_t index = static_cast<size_t>(sum);
-  with_.compute_kernels->AddTo(with_.streams->compute(), static_cast<const float*>(scalar.data),
-                               &with_.control->sums(with_.progress->parity)[index]);
-  ++with_.progress->sums[index].count;
+  core_.kernels.Of(core_.streams.compute())
+      .AddTo(core_.streams.compute(), static_cast<const float*>(scalar.data),
+             &control_.sums(progress_.parity)[index]);
+  ++progress_.sums[index].count;
 }
 
 // End.
 
 // Closes every scope and issues the reductions of gradients that were left out.
 void Steps::CompleteScopes() {
-  with_.scopes->views().TakeErrors();
-  with_.scopes->CloseAll();
-  if (!with_.progress->evaluation) with_.scopes->LeaveOutRest();
+  scopes_.views().TakeErrors();
+  scopes_.CloseAll();
+  if (!progress_.evaluation) scopes_.LeaveOutRest();
 }
 
 absl::Status Steps::Reduce(int64_t number) {
-  if (number == Suspension::kRefused) return with_.suspension->Error();
-  StepProgress& progress = *with_.progress;
+  if (number == Suspension::kRefused) return suspension_.Error();
   if (!IsOpen(number, "Reduce")) {
-    return with_.paused->misuse().ok()
-               ? absl::FailedPreconditionError("Reduce on a Step that is over")
-               : with_.paused->misuse();
+    return paused_.misuse().ok() ? absl::FailedPreconditionError("Reduce on a Step that is over")
+                                 : paused_.misuse();
   }
-  if (!progress.options.hold_updates) {
-    errors().Note(
+  if (!progress_.options.hold_updates) {
+    core_.errors.Note(
         absl::FailedPreconditionError("Reduce needs StepOptions::hold_updates: without it updates "
                                       "may already have consumed the gradients"));
-  } else if (!progress.gradients.any) {
-    errors().Note(
+  } else if (!progress_.gradients.any) {
+    core_.errors.Note(
         absl::FailedPreconditionError("Reduce before any Backward: there is no gradient"));
   }
   CompleteScopes();
-  with_.runner->set_carries(false);
-  outcome().Take();  // Read needs this step's scale
-  with_.order->WaitForSteps();
-  progress.gradients.are_final = true;
-  if (absl::Status broken = with_.results->peers.Broken(); !broken.ok()) {
-    errors().Note(with_.results->messages.Located(broken, with_.results->peers.WhereBroken(broken),
-                                                  progress.log.entries,
-                                                  outcome().finished_steps() + 1));
-  }
-  return errors().Report();
+  runner_.set_carries(false);
+  outcome_.Take();  // Read needs this step's scale
+  core_.order.WaitForSteps();
+  progress_.gradients.are_final = true;
+  core_.errors.Note(outcome_.Broken(progress_.log.entries));
+  return core_.errors.Report();
 }
 
 absl::Status Steps::Finish(int64_t number, const FinishOptions& options) {
-  if (number == Suspension::kRefused) return with_.suspension->Error();
-  StepProgress& progress = *with_.progress;
-  if (!IsOpen(number, "Finish") || progress.evaluation) {
-    if (const absl::Status misuse = with_.paused->misuse(); !misuse.ok()) {
+  if (number == Suspension::kRefused) return suspension_.Error();
+  if (!IsOpen(number, "Finish") || progress_.evaluation) {
+    if (const absl::Status misuse = paused_.misuse(); !misuse.ok()) {
       Drop(number);  // nothing can finish it any more
       return misuse;
     }
     return absl::FailedPreconditionError(
         "Finish on a Step that is over, or that was begun while another was alive");
   }
-  with_.calls->Note(CallKind::kFinish);
-  errors().Note(options.error);
-  if (!progress.gradients.any) {
-    errors().Note(
+  core_.calls.Note(CallKind::kFinish);
+  core_.errors.Note(options.error);
+  if (!progress_.gradients.any) {
+    core_.errors.Note(
         absl::FailedPreconditionError("Finish without any Backward: there is no gradient to update "
                                       "with; to run forward only, use BeginEvaluation"));
   }
-  errors().Note(TakeRates(options));
+  core_.errors.Note(TakeRates(options));
   CompleteScopes();
-  with_.runner->set_carries(false);
+  runner_.set_carries(false);
   IssueFinish();
   // A failure in an update is then an error of this step.
-  if (sharding::TimingOf(progress.plan()) == sharding::UpdateTiming::kOff)
-    with_.order->WaitForSteps();
-  const absl::Status status = outcome().Finish();
-  if (status.ok()) with_.runner->NoteFinished();
+  if (sharding::TimingOf(progress_.plan()) == sharding::UpdateTiming::kOff)
+    core_.order.WaitForSteps();
+  const absl::Status status = outcome_.Finish();
+  if (status.ok()) runner_.NoteFinished();
   // Updates of a step that is not applied change nothing.
-  with_.runner->set_carries(sharding::CarriesUpdates(progress.plan()));
+  runner_.set_carries(sharding::CarriesUpdates(progress_.plan()));
   End();
   return status;
 }
@@ -306,8 +300,7 @@ absl::Status Steps::Finish(int64_t number, const FinishOptions& options) {
 // The rates that Finish was given. The updates of the step have not been enqueued yet.
 absl::Status Steps::TakeRates(const FinishOptions& options) {
   if (options.rates.empty() && options.gradient_scale == 1) return absl::OkStatus();
-  StepProgress& progress = *with_.progress;
-  if (sharding::TimingOf(progress.plan()) == sharding::UpdateTiming::kEarly) {
+  if (sharding::TimingOf(progress_.plan()) == sharding::UpdateTiming::kEarly) {
     return absl::FailedPreconditionError(
         "Finish was given rates or a gradient_scale, and updates are early: they had theirs at "
         "BeginStep; begin such steps with StepOptions::rates_at_finish, or set "
@@ -318,82 +311,78 @@ absl::Status Steps::TakeRates(const FinishOptions& options) {
     return absl::InvalidArgumentError(absl::StrCat("gradient_scale ", options.gradient_scale,
                                                    ": it must be positive, and an fp32 number"));
   }
-  progress.gradients.scale = options.gradient_scale;
-  return with_.results->constants->rates().Give(progress.parity, options.rates);
+  progress_.gradients.scale = options.gradient_scale;
+  return outcome_.rates().Give(progress_.parity, options.rates);
 }
 
 void Steps::IssueFinish() {
-  StepProgress& progress = *with_.progress;
-  const sharding::FragmentMoment& finish = progress.fragment->fragment().moments.back();
-  ++progress.moment;
-  with_.observers->Touch(IssueObserver::CallerTouch::kBeginRecord, progress.parity);
-  const sharding::UpdateTiming timing = sharding::TimingOf(progress.plan());
+  const sharding::FragmentMoment& finish = progress_.fragment->fragment().moments.back();
+  ++progress_.moment;
+  core_.observers.Touch(IssueObserver::CallerTouch::kBeginRecord, progress_.parity);
+  const sharding::UpdateTiming timing = sharding::TimingOf(progress_.plan());
   // With updates off the step is over when Finish returns. An optimizer of the trainer's is called
   // only for applied steps.
-  const bool waits = with_.own_optimizer_enqueues || timing == sharding::UpdateTiming::kOff;
-  outcome().Close(
-      {.terms = {.waits = !progress.evaluation && waits,
-                 .early = !progress.evaluation && timing == sharding::UpdateTiming::kEarly,
-                 .divisor = progress.gradients.divisor,
-                 .learning_rate = progress.options.learning_rate,
-                 .gradient_scale = progress.gradients.scale},
-       .scopes_hash = progress.log.hash ^ progress.order.hash(),
-       .trail = &progress.trail,
-       .sums = &progress.sums,
-       .log = progress.log.entries});
-  with_.runner->Issue(finish.begin, finish.end);
+  const bool waits = own_enqueues_ || timing == sharding::UpdateTiming::kOff;
+  outcome_.Close(
+      {.terms = {.waits = !progress_.evaluation && waits,
+                 .early = !progress_.evaluation && timing == sharding::UpdateTiming::kEarly,
+                 .divisor = progress_.gradients.divisor,
+                 .learning_rate = progress_.options.learning_rate,
+                 .gradient_scale = progress_.gradients.scale},
+       .scopes_hash = progress_.log.hash ^ progress_.order.hash(),
+       .trail = &progress_.trail,
+       .sums = &progress_.sums,
+       .log = progress_.log.entries});
+  runner_.Issue(finish.begin, finish.end);
 }
 
 void Steps::FailEvaluation(int64_t number, const absl::Status& error) {
-  const StepProgress& progress = *with_.progress;
-  if (progress.alive && progress.number == number && progress.evaluation) errors().Note(error);
+  if (progress_.alive && progress_.number == number && progress_.evaluation)
+    core_.errors.Note(error);
 }
 
 absl::StatusOr<Evaluation::Sums> Steps::FinishEvaluation(int64_t number) {
-  if (number == Suspension::kRefused) return with_.suspension->Error();
-  StepProgress& progress = *with_.progress;
-  if (!progress.alive || progress.number != number || !progress.evaluation) {
+  if (number == Suspension::kRefused) return suspension_.Error();
+  if (!progress_.alive || progress_.number != number || !progress_.evaluation) {
     return absl::FailedPreconditionError(
         "Finish on an Evaluation that is over, or that was begun while another was alive");
   }
-  with_.calls->Note(CallKind::kFinishEvaluation);
+  core_.calls.Note(CallKind::kFinishEvaluation);
   CompleteScopes();
-  const bool early = progress.moment + 1 < progress.moments();
+  const bool early = progress_.moment + 1 < progress_.moments();
   IssueFinish();
-  with_.streams->reduce().WaitIdle();
-  if (early) with_.order->EndEarly();
-  absl::StatusOr<Evaluation::Sums> sums = outcome().FinishEvaluation();
+  core_.streams.reduce().WaitIdle();
+  if (early) core_.order.EndEarly();
+  absl::StatusOr<Evaluation::Sums> sums = outcome_.FinishEvaluation();
   End();
   return sums;
 }
 
 void Steps::Drop(int64_t number) {
-  StepProgress& progress = *with_.progress;
-  if (with_.paused->Is(number)) Drop(progress.number);
-  if (!progress.alive || progress.number != number) return;
-  with_.calls->NoteDrop();
-  with_.scopes->CloseAll();
-  with_.scopes->views().TakeErrors();  // gone with the step
-  with_.runner->IssueCarriedLeft();
-  with_.order->WaitForSteps();
-  outcome().Drop();
+  if (paused_.Is(number)) Drop(progress_.number);
+  if (!progress_.alive || progress_.number != number) return;
+  core_.calls.NoteDrop();
+  scopes_.CloseAll();
+  scopes_.views().TakeErrors();  // gone with the step
+  runner_.IssueCarriedLeft();
+  core_.order.WaitForSteps();
+  outcome_.Drop();
   End();
 }
 
 void Steps::End() {
-  with_.progress->open.clear();
-  with_.progress->alive = false;
-  with_.view_errors->End();
-  if (with_.paused->alive()) with_.paused->Resume();
+  progress_.open.clear();
+  progress_.alive = false;
+  view_errors_.End();
+  if (paused_.alive()) paused_.Resume();
 }
 
 absl::StatusOr<StepReport> Steps::Report() {
-  absl::StatusOr<StepReport> report = outcome().Report();
-  with_.timeline->Collect(/*next=*/0);
-  if (with_.suspension->has_refused_step() && !errors().has_failed())
-    return with_.suspension->Error();
+  absl::StatusOr<StepReport> report = outcome_.Report();
+  timeline_.Collect(/*next=*/0);
+  if (suspension_.has_refused_step() && !core_.errors.has_failed()) return suspension_.Error();
   // Where there is only no report yet, nothing has gone wrong.
-  return outcome().has_nothing_to_report() ? report : with_.calls->ReturnedAlone(report);
+  return outcome_.has_nothing_to_report() ? report : core_.calls.ReturnedAlone(report);
 }
 
 }  // namespace ebb

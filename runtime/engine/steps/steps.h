@@ -6,15 +6,11 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "ebb/runtime/engine/engine_inputs.h"
-#include "ebb/runtime/engine/issue/engine_streams.h"
+#include "ebb/runtime/engine/core.h"
 #include "ebb/runtime/engine/issue/issue_observer.h"
 #include "ebb/runtime/engine/issue/record_exchange.h"
-#include "ebb/runtime/engine/issue/runnable_plans.h"
 #include "ebb/runtime/engine/issue/step_timeline.h"
-#include "ebb/runtime/engine/issue/stream_order.h"
 #include "ebb/runtime/engine/outcome/control_block.h"
-#include "ebb/runtime/engine/outcome/outcome_parts.h"
 #include "ebb/runtime/engine/ranks/engine_calls.h"
 #include "ebb/runtime/engine/state/state_access.h"
 #include "ebb/runtime/engine/step.h"
@@ -23,35 +19,28 @@
 #include "ebb/runtime/engine/steps/paused_step.h"
 #include "ebb/runtime/engine/steps/step_progress.h"
 #include "ebb/runtime/engine/steps/suspension.h"
+#include "ebb/runtime/engine/updates/own_optimizer.h"
 
 namespace ebb {
 
 class Steps {
  public:
-  struct Parts {  // borrowed
-    const EngineInputs* inputs = nullptr;
-    EngineCalls* calls = nullptr;
-    RunnablePlans* plans = nullptr;
-    StepProgress* progress = nullptr;
-    FragmentRunner* runner = nullptr;
-    OpenScopes* scopes = nullptr;
-    PausedStep* paused = nullptr;
-    StreamOrder* order = nullptr;
-    const IssueObservers* observers = nullptr;
-    RecordExchange* exchange = nullptr;
-    OutcomeParts* results = nullptr;
-    EngineStreams* streams = nullptr;
-    ControlBlock* control = nullptr;
-    optim::Kernels* compute_kernels = nullptr;  // of the compute stream
-    ViewErrors* view_errors = nullptr;
-    StateAccess* state = nullptr;
-    Suspension* suspension = nullptr;
-    StepTimeline* timeline = nullptr;
-    // An optimizer of the trainer's enqueues updates on the device: the host calls it once it knows
-    // that they are due.
-    bool own_optimizer_enqueues = false;
-  };
-  explicit Steps(const Parts& parts) : with_(parts) {}
+  Steps(const Core& core, StepProgress& progress, StepOutcome& outcome, ControlBlock& control,
+        RecordExchange& exchange, FragmentRunner& runner, OpenScopes& scopes, PausedStep& paused,
+        ViewErrors& view_errors, StateAccess& state, Suspension& suspension, StepTimeline& timeline)
+      : core_(core),
+        progress_(progress),
+        outcome_(outcome),
+        control_(control),
+        exchange_(exchange),
+        runner_(runner),
+        scopes_(scopes),
+        paused_(paused),
+        view_errors_(view_errors),
+        state_(state),
+        suspension_(suspension),
+        timeline_(timeline),
+        own_enqueues_(OwnOptimizerEnqueues(core)) {}
 
   // Each returns the number that its Step or Evaluation carries.
   int64_t Begin(const StepOptions& options);
@@ -71,11 +60,9 @@ class Steps {
   void Drop(int64_t number);
   absl::StatusOr<StepReport> Report();
 
-  EngineCalls& calls() const { return *with_.calls; }
+  EngineCalls& calls() const { return core_.calls; }
 
  private:
-  StepErrors& errors() const { return with_.results->errors; }
-  StepOutcome& outcome() const { return *with_.results->outcome; }
   bool IsOpen(int64_t number, std::string_view call);
   void Reset(int64_t number, bool evaluation);
   void TakeOptions(const StepOptions& options);
@@ -85,7 +72,19 @@ class Steps {
   void IssueFinish();
   void End();
 
-  const Parts with_;
+  const Core& core_;
+  StepProgress& progress_;
+  StepOutcome& outcome_;
+  ControlBlock& control_;
+  RecordExchange& exchange_;
+  FragmentRunner& runner_;
+  OpenScopes& scopes_;
+  PausedStep& paused_;
+  ViewErrors& view_errors_;
+  StateAccess& state_;
+  Suspension& suspension_;
+  StepTimeline& timeline_;
+  const bool own_enqueues_;
   int64_t traced_evaluations_ = 0;
 };
 

@@ -5,15 +5,11 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
-#include "ebb/runtime/engine/engine_inputs.h"
-#include "ebb/runtime/engine/issue/engine_streams.h"
-#include "ebb/runtime/engine/issue/runnable_plans.h"
+#include "ebb/runtime/engine/core.h"
 #include "ebb/runtime/engine/memory/storage.h"
-#include "ebb/runtime/engine/outcome/step_errors.h"
 #include "ebb/runtime/engine/outcome/step_outcome.h"
 #include "ebb/runtime/engine/ranks/call_barrier.h"
 #include "ebb/runtime/engine/ranks/collective_pools.h"
-#include "ebb/runtime/engine/ranks/engine_communicators.h"
 #include "ebb/runtime/engine/ranks/step_communicators.h"
 #include "ebb/runtime/engine/steps/fragment_runner.h"
 
@@ -21,21 +17,14 @@ namespace ebb {
 
 class Suspension {
  public:
-  struct Parts {  // borrowed
-    const EngineInputs* inputs = nullptr;
-    EngineCalls* calls = nullptr;
-    EngineCommunicators* communicators = nullptr;
-    EngineStreams* streams = nullptr;
-    RunnablePlans* plans = nullptr;
-    Storage* storage = nullptr;
-    CollectivePools* pools = nullptr;
-    FragmentRunner* runner = nullptr;
-    CallBarrier* barrier = nullptr;
-    StepCommunicators* peers = nullptr;
-    StepErrors* errors = nullptr;
-    StepOutcome* outcome = nullptr;
-  };
-  explicit Suspension(const Parts& parts) : with_(parts) {}
+  Suspension(const Core& core, CollectivePools& pools, StepCommunicators& peers,
+             StepOutcome& outcome, FragmentRunner& runner, CallBarrier& barrier)
+      : core_(core),
+        pools_(pools),
+        peers_(peers),
+        outcome_(outcome),
+        runner_(runner),
+        barrier_(barrier) {}
 
   // Call with no step alive.
   absl::Status Suspend();
@@ -54,7 +43,12 @@ class Suspension {
  private:
   absl::Status MovePools(Storage::Room room);
 
-  const Parts with_;
+  const Core& core_;
+  CollectivePools& pools_;
+  StepCommunicators& peers_;
+  StepOutcome& outcome_;
+  FragmentRunner& runner_;
+  CallBarrier& barrier_;
   bool suspended_ = false, has_refused_step_ = false;
 };
 

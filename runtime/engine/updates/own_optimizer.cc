@@ -1,5 +1,8 @@
 #include "ebb/runtime/engine/updates/own_optimizer.h"
 
+#include "ebb/runtime/engine/device_reach.h"
+#include "ebb/runtime/engine/engine_inputs.h"
+#include "ebb/runtime/engine/issue/runnable_plans.h"
 #include "ebb/sharding/interval.h"
 #include "ebb/sharding/unit_places.h"
 
@@ -65,6 +68,14 @@ absl::Status OwnOptimizer::Update(const Work& of, const StepConstants& constants
                  arrays.count, optim::Rounding::kParameter);
   }
   return absl::OkStatus();
+}
+
+bool OwnOptimizerEnqueues(const Core& core) {
+  const EngineInputs& inputs = core.inputs;
+  const std::vector<sharding::SubGroup>& groups = core.plans.plan().pools.placement.sub_groups;
+  return inputs.options.optimizer && !HostReaches(inputs.device) &&
+         std::any_of(groups.begin(), groups.end(),
+                     [](const sharding::SubGroup& group) { return group.tier == Tier::kDevice; });
 }
 
 }  // namespace ebb

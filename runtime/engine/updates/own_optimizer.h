@@ -12,6 +12,7 @@
 #include "ebb/optim/update_arrays.h"
 #include "ebb/runtime/config/config.h"
 #include "ebb/runtime/device/stream.h"
+#include "ebb/runtime/engine/core.h"
 #include "ebb/runtime/engine/optimizer_spec.h"
 #include "ebb/runtime/engine/outcome/step_scalars.h"
 #include "ebb/sharding/model.h"
@@ -47,5 +48,9 @@ class OwnOptimizer {
   const OptimizerSpec& spec_;
   std::vector<std::vector<Piece>> pieces_;  // by sub-group
 };
+
+// Whether the trainer's optimizer enqueues updates on the device: the host calls it once it knows
+// that they are due.
+bool OwnOptimizerEnqueues(const Core& core);
 
 }  // namespace ebb

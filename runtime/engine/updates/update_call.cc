@@ -3,6 +3,10 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/engine/engine_inputs.h"
+#include "ebb/runtime/engine/kernels_by_stream.h"
+#include "ebb/runtime/engine/outcome/step_errors.h"
+#include "ebb/sharding/norm_records.h"
 
 namespace ebb {
 
@@ -32,7 +36,7 @@ UpdateCall::Work UpdateCall::WorkOf(const LinkedFragment& run, int index,
           .states = run.AllFrom(index, kStates).first(static_cast<size_t>(detail.states))};
   const Operand& master = instruction.operands[kMaster];
   if (master.access == sharding::Access::kNone) {
-    of.arrays.rounding = {detail.rounding_unit, detail.begin + with_.slice * detail.per_slice};
+    of.arrays.rounding = {detail.rounding_unit, detail.begin + core_.slice * detail.per_slice};
   } else if (master.dtype == DType::kFloat32) {
     of.arrays.master = reinterpret_cast<float*>(of.master);
   } else {
@@ -62,41 +66,39 @@ void UpdateCall::Run(const LinkedFragment& run, int index, const StepTag& step,
 // knows them.
 void UpdateCall::Update(const LinkedFragment& run, int index, const Work& of,
                         Stream& stream) const {
-  const StepScalars& scalars = with_.constants->of(of.parity, of.detail.early);
-  optim::Kernels& kernels = with_.kernels.Of(stream);
-  const bool known = !with_.kernels.Enqueue(stream) || with_.own_enqueues;
-  if ((known && !scalars.apply) || !with_.outcome->MayUpdate(of.parity, of.detail.early) ||
-      (with_.own_enqueues && !with_.device->status().ok()))
+  const StepScalars& scalars = constants_.of(of.parity, of.detail.early);
+  optim::Kernels& kernels = core_.kernels.Of(stream);
+  const bool known = !core_.kernels.Enqueue(stream) || own_enqueues_;
+  if ((known && !scalars.apply) || !outcome_.MayUpdate(of.parity, of.detail.early) ||
+      (own_enqueues_ && !core_.inputs.device.status().ok()))
     return Keep(of, stream);
   if (!known) Keep(of, stream);  // for an update that then writes nothing
-  SwapVerifier& verifier = *with_.verifier;
   const int sub_group = of.detail.sub_group;
-  const bool verifies = verifier.Verifies(sub_group);
+  const bool verifies = verifier_.Verifies(sub_group);
   const UpdateTable::Set* const only =
-      with_.own == nullptr
-          ? with_.table->OnlySetOf(of.unit, of.detail.begin, of.detail.end, of.detail.states)
-          : nullptr;
+      own_ == nullptr ? table_.OnlySetOf(of.unit, of.detail.begin, of.detail.end, of.detail.states)
+                      : nullptr;
   if (verifies && only != nullptr) {
     // A rank that disagrees fails its engine, and the values just written are not used.
     const optim::UpdateChecksums sums =
-        optim::UpdateAndSum(stream.team(), with_.constants->OptimizerOf(*only, scalars), of.arrays,
-                            with_.constants->ScalarsOf(*only, scalars), verifier.scratch());
-    if (Agrees(of, sums.read)) verifier.SetStates(sub_group, sums.written);
+        optim::UpdateAndSum(stream.team(), constants_.OptimizerOf(*only, scalars), of.arrays,
+                            constants_.ScalarsOf(*only, scalars), verifier_.scratch());
+    if (Agrees(of, sums.read)) verifier_.SetStates(sub_group, sums.written);
     return;
   }
   if (verifies && !Agrees(of, Checksums(of, stream))) return;
-  if (with_.own != nullptr) {
+  if (own_ != nullptr) {
     const int staging = kStates + of.detail.states + 1;  // behind the constants
     const bool has_master = staging + 1 < std::ssize(run[index].operands);
-    const absl::Status status = with_.own->Update(
+    const absl::Status status = own_->Update(
         {.sub_group = sub_group,
          .arrays = of.arrays,
          .states = of.states,
          .gradient = reinterpret_cast<float*>(run.At(index, staging)),
          .master = has_master ? reinterpret_cast<float*>(run.At(index, staging + 1)) : nullptr},
-        *with_.constants, scalars, kernels, stream);
+        constants_, scalars, kernels, stream);
     if (!status.ok()) {
-      with_.errors->Fail(absl::Status(
+      core_.errors.Fail(absl::Status(
           status.code(), absl::StrCat("the engine has failed: its optimizer, in unit '",
                                       std::string(run.unit_name(index)), "': ", status.message())));
     }
@@ -105,7 +107,7 @@ void UpdateCall::Update(const LinkedFragment& run, int index, const Work& of,
       kernels.Update(stream, part.rule, part.arrays, part.runs);
     });
   }
-  if (verifies) verifier.SetStates(sub_group, Checksums(of, stream));
+  if (verifies) verifier_.SetStates(sub_group, Checksums(of, stream));
 }
 
 // The operations behind an update carry its parameters to their place, even if the update did not
@@ -113,11 +115,11 @@ void UpdateCall::Update(const LinkedFragment& run, int index, const Work& of,
 // slot already, and others are in their place.
 void UpdateCall::Keep(const Work& of, Stream& stream) const {
   // The parameters below, and the bytes that are written back, are unchanged.
-  if (with_.verifier->Verifies(of.detail.sub_group) && !with_.errors->has_failed() &&
+  if (verifier_.Verifies(of.detail.sub_group) && !core_.errors.has_failed() &&
       !Agrees(of, Checksums(of, stream)))
     return;
   if (!of.detail.keeps_parameter) return;
-  with_.kernels.Of(stream).Cast(stream, of.arrays.master, DType::kFloat32, of.arrays.parameter,
+  core_.kernels.Of(stream).Cast(stream, of.arrays.master, DType::kFloat32, of.arrays.parameter,
                                 of.arrays.parameter_dtype, of.arrays.count,
                                 optim::Rounding::kParameter);
 }
@@ -126,29 +128,28 @@ void UpdateCall::Keep(const Work& of, Stream& stream) const {
 // rank updates anything.
 void UpdateCall::SumNorms(const Work& of, std::span<optim::NormSums> sums, bool first,
                           Stream& stream) const {
-  if (first) with_.kernels.Of(stream).ClearNorms(stream, sums);
-  const bool known = !with_.kernels.Enqueue(stream);
-  if ((known && !with_.constants->of(of.parity, /*early=*/false).apply) ||
-      with_.errors->has_failed())
+  if (first) core_.kernels.Of(stream).ClearNorms(stream, sums);
+  const bool known = !core_.kernels.Enqueue(stream);
+  if ((known && !constants_.of(of.parity, /*early=*/false).apply) || core_.errors.has_failed())
     return;
-  if (with_.verifier->Verifies(of.detail.sub_group) && !Agrees(of, Checksums(of, stream))) return;
+  if (verifier_.Verifies(of.detail.sub_group) && !Agrees(of, Checksums(of, stream))) return;
   ForEachPart(of, stream, [&](const Part& part) {
     if (!optim::TakesNorms(part.rule)) return;
-    with_.kernels.Of(stream).SumNorms(stream, part.rule, part.arrays, part.runs,
+    core_.kernels.Of(stream).SumNorms(stream, part.rule, part.arrays, part.runs,
                                       sums.subspan(static_cast<size_t>(part.first_set)));
   });
 }
 
 void UpdateCall::ForEachPart(const Work& of, const Stream& stream,
                              absl::FunctionRef<void(const Part&)> visit) const {
-  const bool on_device = with_.kernels.Enqueue(stream);
-  const auto constants = with_.control->constants_for(on_device, of.parity, of.detail.early);
-  const auto runs = with_.control->runs_for(on_device);
-  for (const UpdateTable::Part& part : with_.table->parts(of.unit)) {
+  const bool on_device = core_.kernels.Enqueue(stream);
+  const auto constants = control_.constants_for(on_device, of.parity, of.detail.early);
+  const auto runs = control_.runs_for(on_device);
+  for (const UpdateTable::Part& part : table_.parts(of.unit)) {
     const int64_t first = std::max(part.begin, of.detail.begin),
                   last = std::min(part.end, of.detail.end);
     if (first >= last) continue;
-    const UpdateTable::Runs in = with_.table->RunsIn(part, first, last);
+    const UpdateTable::Runs in = table_.RunsIn(part, first, last);
     Part some{
         .rule = part.rule,
         .arrays = optim::PartOf(of.arrays, first - of.detail.begin, last - first),
@@ -156,7 +157,7 @@ void UpdateCall::ForEachPart(const Work& of, const Stream& stream,
                  .runs = runs.subspan(static_cast<size_t>(in.first), static_cast<size_t>(in.count)),
                  .begin = first}};
     if (in.count == 1) {
-      some.first_set = with_.table->runs()[static_cast<size_t>(in.first)].set;
+      some.first_set = table_.runs()[static_cast<size_t>(in.first)].set;
       some.runs = {.constants = constants.subspan(static_cast<size_t>(some.first_set), 1)};
     }
     visit(some);
@@ -164,11 +165,11 @@ void UpdateCall::ForEachPart(const Work& of, const Stream& stream,
 }
 
 std::span<const uint64_t> UpdateCall::Checksums(const Work& of, Stream& stream) const {
-  return with_.verifier->SumStates(of.detail.sub_group, of.master, of.states, stream.team());
+  return verifier_.SumStates(of.detail.sub_group, of.master, of.states, stream.team());
 }
 
 bool UpdateCall::Agrees(const Work& of, std::span<const uint64_t> checksums) const {
-  return with_.verifier->AgreeStates(of.detail.sub_group, checksums, of.detail.states);
+  return verifier_.AgreeStates(of.detail.sub_group, checksums, of.detail.states);
 }
 
 }  // namespace ebb

@@ -12,47 +12,31 @@
 #include "ebb/optim/kernels.h"
 #include "ebb/optim/update.h"
 #include "ebb/runtime/device/stream.h"
-#include "ebb/runtime/engine/device_reach.h"
+#include "ebb/runtime/engine/core.h"
 #include "ebb/runtime/engine/issue/linked_fragment.h"
 #include "ebb/runtime/engine/issue/step_tag.h"
 #include "ebb/runtime/engine/outcome/control_block.h"
-#include "ebb/runtime/engine/outcome/step_errors.h"
 #include "ebb/runtime/engine/outcome/step_outcome.h"
 #include "ebb/runtime/engine/outcome/step_scalars.h"
-#include "ebb/runtime/engine/updates/norm_exchange.h"
 #include "ebb/runtime/engine/updates/own_optimizer.h"
 #include "ebb/runtime/engine/updates/update_table.h"
-#include "ebb/sharding/instructions.h"
 
 namespace ebb {
 
-// The kernels that a stream takes: the device's on its own streams, the host's on the others.
-struct KernelsByStream {  // borrowed
-  optim::Kernels* device = nullptr;
-  optim::Kernels* host = nullptr;
-
-  optim::Kernels& Of(const Stream& stream) const { return RunsOnDevice(stream) ? *device : *host; }
-  // Calls enqueue kernels, which run later.
-  bool Enqueue(const Stream& stream) const { return Of(stream).enqueues(); }
-};
-
 class UpdateCall {
  public:
-  struct Parts {                        // borrowed
-    const OwnOptimizer* own = nullptr;  // of the trainer's; null: the config's
-    const UpdateTable* table = nullptr;
-    const StepConstants* constants = nullptr;
-    const ControlBlock* control = nullptr;
-    const StepOutcome* outcome = nullptr;
-    StepErrors* errors = nullptr;
-    SwapVerifier* verifier = nullptr;
-    const Device* device = nullptr;
-    KernelsByStream kernels;
-    int slice = 0;  // the number of this rank's slice of every unit
-    // The trainer's optimizer enqueues on the device: the host has waited for the verdict.
-    bool own_enqueues = false;
-  };
-  explicit UpdateCall(const Parts& parts) : with_(parts) {}
+  // `own`: an optimizer of the trainer's; null: the config's.
+  UpdateCall(const Core& core, const UpdateTable& table, const StepConstants& constants,
+             const ControlBlock& control, const StepOutcome& outcome, SwapVerifier& verifier,
+             const OwnOptimizer* own)
+      : core_(core),
+        table_(table),
+        constants_(constants),
+        control_(control),
+        outcome_(outcome),
+        verifier_(verifier),
+        own_(own),
+        own_enqueues_(OwnOptimizerEnqueues(core)) {}
 
   // kUpdate and kParameterNorms; instructions.h lists their operands.
   void Run(const LinkedFragment& run, int instruction, const StepTag& step, Stream& stream) const;
@@ -83,7 +67,14 @@ class UpdateCall {
   std::span<const uint64_t> Checksums(const Work& of, Stream& stream) const;
   bool Agrees(const Work& of, std::span<const uint64_t> checksums) const;
 
-  const Parts with_;
+  const Core& core_;
+  const UpdateTable& table_;
+  const StepConstants& constants_;
+  const ControlBlock& control_;
+  const StepOutcome& outcome_;
+  SwapVerifier& verifier_;
+  const OwnOptimizer* const own_;
+  const bool own_enqueues_;
 };
 
 }  // namespace ebb
