@@ -39,8 +39,8 @@ def _serve(rank: int, size: int, port: int, pipe: Any) -> None:
             import ebb._world
 
             text = traceback.format_exc()
-            for engine in list(ebb._world.engines):
-                engine.close()
+            for memory in list(ebb._world.memories):
+                memory.close()
             pipe.send((False, text))
 
 

@@ -118,7 +118,7 @@ def has_bits_of_torch(make: Callable[[], torch.nn.Module], batches: list[list[An
 def digest(engine: ebb.Engine) -> str:
     """Of all masters, whole."""
     sum_ = hashlib.sha256()
-    for name in sorted(engine._ids):
+    for name in sorted(engine._state.ids):
         sum_.update(engine.gather(name, master=True).numpy().tobytes())
     return sum_.hexdigest()
 

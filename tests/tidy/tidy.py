@@ -9,6 +9,7 @@ limits.txt says when a limit may rise. floors.txt orders the folders, from the l
 
 import ast
 import collections
+import graphlib
 import os
 import re
 import subprocess
@@ -211,6 +212,18 @@ def count_core(tree: Tree) -> None:
                 tree.find("structs of parts", f"{name}:{number + 1}: take the core and the named parts in the constructor")
 
 
+def count_circles(tree: Tree) -> None:
+    """Modules of the Python package that import each other in a circle. Imports inside of functions count too."""
+    graph = {}
+    for name, lines in tree.product(re.compile(r"^runtime/python/ebb/\w+\.py$")):
+        imports = [node for node in ast.walk(ast.parse("\n".join(lines))) if isinstance(node, ast.ImportFrom) and node.level == 1]
+        graph[os.path.basename(name)[:-3]] = {node.module or alias.name for node in imports for alias in node.names}
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        tree.find("circles of imports", "runtime/python/ebb: " + " is imported by ".join(error.args[1]))
+
+
 def read_limits() -> dict[str, int]:
     with open(os.path.join(HERE, "limits.txt"), encoding="utf-8") as file:
         rows = [line.split(maxsplit=1) for line in file if line.strip() and not line.startswith("#")]
@@ -231,7 +244,7 @@ def lower(counts: dict[str, int]) -> None:
 
 def main() -> int:
     tree = Tree()
-    for count in (count_lines, count_file_sizes, count_long_functions, count_comments, count_casts, count_includes, count_core):
+    for count in (count_lines, count_file_sizes, count_long_functions, count_comments, count_casts, count_includes, count_core, count_circles):
         count(tree)
     if "--lower" in sys.argv[1:]:
         lower(tree.counts)

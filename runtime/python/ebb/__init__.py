@@ -5,7 +5,14 @@
     engine.backward(loss)
     engine.step()
 
-docs/python.md explains all calls."""
+docs/python.md explains all calls. A module imports only modules of its own layer, none in a circle, and of those below it:
+
+  calls     initialize, plan and predict_memory (_making), count_activations (_activations), ebb.checkpoint, ebb.integrations
+  engine    Engine and Ticket; state dicts and files (saving, _buffers, _entries); values (_state), steps (_steps), ranks (_world), rates (optimizer)
+  walk      from autograd to scopes (_walk, _saved_tensors); the order of units, by a forward without traces (_order, _fakes, _counted, _generators)
+  model     units and their uses (_units, _visits); what is refused (_fixed); where values come from (_model, _files, _conversions)
+  tensors   over the engine's memory (_tensors); parameters without a value (_hidden, checks)
+  library   the functions of libebb.so.1 (_library), rows of numbers (_reports)"""
 
 from __future__ import annotations
 
@@ -22,10 +29,11 @@ from . import _library
 from ._activations import Activations, count_activations
 from ._library import Error
 from ._making import initialize, plan, predict_memory
+from ._reports import CommunicationRow, MemoryRow, Report, TrafficRow
 from ._world import World, world
-from .engine import CommunicationRow, Engine, MemoryRow, Report, Ticket, TrafficRow
+from .engine import Engine
 from .optimizer import Optimizer
-from .saving import write_shapes
+from .saving import Ticket, write_shapes
 
 __version__ = _library.library.ebb_version().decode()
 __all__ = [
@@ -56,16 +64,12 @@ def log_to(sink: Callable[[str, str], None] | None) -> None:
     logger = logging.getLogger("ebb")
     if _of_python is not None:
         logger.removeHandler(_of_python)
-        _of_python = None
-    if sink is None:
-        _library.library.ebb_log_to(_library.LOG(), None)
-        _log = None
-        return
-    made = _library.LOG(lambda user, level, message: sink("warning" if level else "info", message.decode(errors="replace")))
+    send = lambda user, level, message: sink("warning" if level else "info", message.decode(errors="replace"))
+    made = _library.LOG(send) if sink else _library.LOG()
     _library.library.ebb_log_to(made, None)
-    _log = made
-    _of_python = _Sink(sink)
-    logger.addHandler(_of_python)
+    _log, _of_python = made, _Sink(sink) if sink else None
+    if _of_python is not None:
+        logger.addHandler(_of_python)
 
 
 @contextlib.contextmanager

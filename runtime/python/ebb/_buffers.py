@@ -6,20 +6,19 @@ from __future__ import annotations
 import io
 import logging
 import pickle
-from typing import TYPE_CHECKING, Any, Iterable
+from typing import Any, Iterable
 
 import torch
 from torch import nn
 
-if TYPE_CHECKING:
-    from .engine import Engine
+from ._entries import Entries
 
 log = logging.getLogger("ebb")
 _BYTES_MAX = 16 << 20  # a checkpoint's manifest has at most 64 MiB
 
 
-def _entries(engine: "Engine") -> dict[str, Any]:
-    return {key: value for key, value in engine._entries.of_names().items() if not isinstance(value, nn.Parameter)}
+def _others(entries: Entries) -> dict[str, Any]:
+    return {key: value for key, value in entries.of_names().items() if not isinstance(value, nn.Parameter)}
 
 
 def _named(keys: Iterable[str]) -> str:
@@ -38,11 +37,11 @@ def _read(saved: bytes) -> Any:
         return torch.load(io.BytesIO(saved), map_location="cpu", weights_only=True)
 
 
-def packed(engine: "Engine") -> bytes:
+def packed(of_model: Entries) -> bytes:
     """The entries of model.state_dict() that are not parameters, the smallest first, as far as they fit."""
-    entries = {key: value.detach().cpu().clone() if isinstance(value, torch.Tensor) else value for key, value in _entries(engine).items()}
+    entries = {key: value.detach().cpu().clone() if isinstance(value, torch.Tensor) else value for key, value in _others(of_model).items()}
     unreadable = [key for key, value in entries.items() if not isinstance(value, torch.Tensor) and not _is_readable(value)]
-    if unreadable and engine.world.rank == 0:
+    if unreadable and of_model.state.world.rank == 0:
         log.warning("the checkpoint is saved without extra states that torch.load(weights_only=True) does not read: %s", _named(unreadable))
     size_of = lambda value: value.nbytes if isinstance(value, torch.Tensor) else len(_bytes_of(value))
     sizes = {key: size_of(value) for key, value in entries.items() if key not in unreadable}
@@ -51,7 +50,7 @@ def packed(engine: "Engine") -> bytes:
         total += sizes[key]
         if total <= _BYTES_MAX:
             fitting.append(key)
-    if total > _BYTES_MAX and engine.world.rank == 0:
+    if total > _BYTES_MAX and of_model.state.world.rank == 0:
         log.warning("the checkpoint is saved without the model's buffers, because they have %d bytes, more than %d: %s. Save them yourself, "
                     "for example with save_pretrained()", total, _BYTES_MAX, _named(sizes.keys() - set(fitting)))
     return _bytes_of({key: entries[key] for key in entries if key in fitting}) if fitting else b""
@@ -65,19 +64,19 @@ def _is_readable(value: Any) -> bool:
     return True
 
 
-def set_to(engine: "Engine", saved: bytes) -> None:
+def set_to(of_model: Entries, saved: bytes) -> None:
     """Collective: sets the entries to those that were packed."""
-    values, entries = _read(saved) if saved else {}, _entries(engine)
-    buffers = {id(buffer) for buffer in engine.model.buffers()}
+    values, entries = _read(saved) if saved else {}, _others(of_model)
+    buffers = {id(buffer) for buffer in of_model.state.model.buffers()}
     # An old checkpoint has buffers under the paths of their modules, which hooks of state_dict() may change.
     key_of = {id(entry): key for key, entry in entries.items()}
-    for path, buffer in engine.model.named_buffers(remove_duplicate=False):
+    for path, buffer in of_model.state.model.named_buffers(remove_duplicate=False):
         if path in values and path not in entries and id(buffer) in key_of:
             values.setdefault(key_of[id(buffer)], values.pop(path))
     fits = lambda key, entry: id(entry) not in buffers or values[key].shape == entry.shape
     fit = {key for key, entry in entries.items() if key in values and fits(key, entry)}
     if fit:  # the others too, because a module's own code may want all of its entries
-        engine._entries.load({key: values[key] if key in fit else entry for key, entry in entries.items()}, completes=True)
+        of_model.load({key: values[key] if key in fit else entry for key, entry in entries.items()}, completes=True)
     for what, keys in (("keep their values, because the checkpoint lacks them or has another shape", entries.keys() - fit),
                        ("of the checkpoint are not in the model", values.keys() - entries.keys())):
         if keys:

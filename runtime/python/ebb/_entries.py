@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import types
 import weakref
-from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, Mapping
+from typing import Any, Callable, Iterable, Iterator, Mapping
 
 import torch
 from torch import nn
@@ -13,9 +13,7 @@ from torch import nn
 from ._fixed import refuse_added
 from ._hidden import as_shown, has_value, is_of_no_value, without_value
 from ._library import Error
-
-if TYPE_CHECKING:
-    from .engine import Engine
+from ._state import State
 
 Values = dict[str, Any]  # of a state_dict: tensors, and what get_extra_state() gives
 
@@ -56,8 +54,8 @@ class Entries:
     """Replaces methods of the modules, so that torch's state_dict() and load_state_dict() meet whole values, which are gathered for one module
     at a time. Every call that gathers is collective."""
 
-    def __init__(self, engine: "Engine"):
-        self.engine = engine
+    def __init__(self, state: State):
+        self.state = state
         self.rank = -1  # which rank gets gathered values; -1: all
         self.only_names = False  # parameters stand for their values
         self.gathered: dict[str, torch.Tensor | None] | None = None  # in a state_dict() of the whole model; two keys may have one parameter
@@ -68,14 +66,14 @@ class Entries:
         self.of_engine = False  # a state_dict() that the engine itself asks for
         self.given: list[tuple[Any, int, str]] = []  # values of model.state_dict(): weak references, versions and keys
         self.undo: list[Callable[[], Any]] = []
-        for module in engine.model.modules():
+        for module in state.model.modules():
             if module._parameters or has_own_code(module):
                 self._replace(module, "_save_to_state_dict", self._save)
             if module._parameters:
                 self._replace(module, "_load_from_state_dict", self._load)
             if module._parameters and (_overrides(module, "state_dict") or module._state_dict_pre_hooks):
                 self._replace(module, "state_dict", self._save_whole)
-        self._replace(engine.model, "state_dict", self._of_model)
+        self._replace(state.model, "state_dict", self._of_model)
 
     def remove(self) -> None:
         for undo in reversed(self.undo):
@@ -98,9 +96,9 @@ class Entries:
         """The entries of model.state_dict(), with parameters in place of their values. It gathers what a module's own code computes with."""
         self.only_names, self.made, self.of_engine = True, [], True
         try:
-            with _stood_in(self.engine.model.parameters()):
-                entries = self.engine.model.state_dict(keep_vars=True)
-            known = {id(value) for value in (*self.made, *self.engine.model.parameters(), *self.engine.model.buffers())}
+            with _stood_in(self.state.model.parameters()):
+                entries = self.state.model.state_dict(keep_vars=True)
+            known = {id(value) for value in (*self.made, *self.state.model.parameters(), *self.state.model.buffers())}
         finally:
             self.only_names, self.made, self.of_engine = False, [], False
         by_hooks = [key for key, value in entries.items() if isinstance(value, torch.Tensor) and id(value) not in known]
@@ -115,11 +113,11 @@ class Entries:
     def of_values(self, rank: int) -> Values:
         """model.state_dict() on the CPU of `rank`, or of every rank (-1). Other ranks get an empty one."""
         self.rank = rank
-        is_here = rank in (-1, self.engine.world.rank)
+        is_here = rank in (-1, self.state.world.rank)
         try:
             self.of_engine = True
-            with _stood_in([] if is_here else self.engine.model.parameters()):
-                values = self.engine.model.state_dict()
+            with _stood_in([] if is_here else self.state.model.parameters()):
+                values = self.state.model.state_dict()
         finally:
             self.rank, self.of_engine = -1, False
         if not is_here:
@@ -155,9 +153,9 @@ class Entries:
 
     def _gather(self, name: str) -> torch.Tensor | None:
         if self.gathered is None:
-            return self.engine.gather(name, self.rank)
+            return self.state.gather(name, self.rank)
         if name not in self.gathered:
-            value = self.engine.gather(name, self.rank)
+            value = self.state.gather(name, self.rank)
             if self.only_names:
                 return value  # of one module at a time
             self.gathered[name] = value
@@ -225,13 +223,13 @@ class Entries:
     def load(self, values: Mapping[str, Any], completes: bool = False) -> tuple[dict[str, torch.Tensor], list[str], list[str]]:
         """Loads what is not a parameter. Returns the parameters' values by the engine's names, and the keys that are missing and unexpected.
         `completes`: `values` has no parameters, which a module's own code gets beside them."""
-        for key, buffer in self.engine.model.named_buffers():
+        for key, buffer in self.state.model.named_buffers():
             given = values.get(key)
             if isinstance(given, torch.Tensor) and given.shape != buffer.shape:
                 raise Error(f"buffer '{key}' has the shape {list(buffer.shape)}, and was given {list(given.shape)}", "INVALID_ARGUMENT")
         self.received, self.key_of, self.completes = {}, {}, completes
         try:
-            missing, unexpected = type(self.engine.model).load_state_dict(self.engine.model, values, strict=False)
+            missing, unexpected = type(self.state.model).load_state_dict(self.state.model, values, strict=False)
             received = self.received
         except Error:
             raise
@@ -257,7 +255,7 @@ class Entries:
                 if given.get(prefix + key) is parameter:
                     raise Error(f"load_state_dict: '{name}' is given the model's own parameter, which has no value here: give what state_dict() has given")
                 if is_own:
-                    before[key] = self.engine.gather(name)
+                    before[key] = self.state.gather(name)
                     parameter.data = before[key].to(parameter.device, copy=True)
                     if self.completes:
                         given.setdefault(prefix + key, before[key])
@@ -280,7 +278,8 @@ class Entries:
 
     def _receive(self, name: str, key: str, value: torch.Tensor) -> None:
         if self.received is None:  # load_state_dict() of a part of the model
-            self.engine.write(name, value)
+            self.state.between_forwards()
+            self.state.write({name: value})
             return
         first = self.key_of.setdefault(name, key)
         other = self.received.setdefault(name, value)

@@ -11,11 +11,15 @@ from typing import Any, Iterable, Mapping
 import torch
 from torch import nn
 
-from . import saving
 from ._conversions import Converted, Sources
 from ._library import Error
 
 log = logging.getLogger("ebb")
+FORMAT_NAMES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64", torch.int32: "I32",
+    torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+}
+_DTYPE_OF_FORMAT = {name: dtype for dtype, name in FORMAT_NAMES.items()}
 
 
 def _are_sizes(values: Any) -> bool:
@@ -45,7 +49,7 @@ class Files:
                 raise Error(f"'{name}' is no entry of state_dict(): its module saves it in its own way, which weights= cannot read", "UNIMPLEMENTED")
         self._check(model, entries)
         others = {key: entry for key, entry in entries.items() if not isinstance(entry, nn.Parameter) and key in self.sources}
-        self.others = {key: self._other(key, entry) for key, entry in others.items()}
+        self.others = {key: self._other(key, entry) for key, entry in others.items()}  # persistent buffers and extra states, whole
 
     def _check(self, model: nn.Module, entries: Mapping[str, Any]) -> None:
         """Raises an error that names all tensors that are missing, and warns of those that the model does not have."""
@@ -113,9 +117,9 @@ class Files:
 
     def _shape_of(self, name: str) -> tuple[list[int], torch.dtype]:
         entry = self._find(name)[2]
-        if entry["dtype"] not in saving.DTYPE_OF_FORMAT:
+        if entry["dtype"] not in _DTYPE_OF_FORMAT:
             raise Error(f"'{name}' is {entry['dtype']} in '{self.path}', which is not supported", "UNIMPLEMENTED")
-        return entry["shape"], saving.DTYPE_OF_FORMAT[entry["dtype"]]
+        return entry["shape"], _DTYPE_OF_FORMAT[entry["dtype"]]
 
     def _read(self, name: str, shape: list[int] | None) -> torch.Tensor:
         there, dtype = self._shape_of(name)
@@ -135,11 +139,6 @@ class Files:
             return self.converted.values(key)
         is_buffer = isinstance(entry, torch.Tensor) and not key.endswith("_extra_state")
         return self._read(self.sources.tensors[key], list(entry.shape) if is_buffer else None)
-
-    def load_others(self, engine: Any) -> None:
-        """Loads persistent buffers and extra states. Every rank has them whole."""
-        if self.others:
-            engine._entries.load(self.others, completes=True)
 
     @staticmethod
     def _names(path: Path) -> dict[str, Path]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+import traceback
 from typing import Any, Iterator
 
 import torch
@@ -136,11 +137,9 @@ def refuse_caller() -> None:
     if torch.jit.is_tracing():
         raise Error("torch.jit.trace of a model that an engine has: its parameters have values only while their unit runs", "UNIMPLEMENTED")
     if "torch.distributed.pipelining" in sys.modules:
-        frame = sys._getframe(1)
-        while frame is not None:
+        for frame, _ in traceback.walk_stack(sys._getframe(1)):
             if frame.f_globals.get("__name__", "").startswith("torch.distributed.pipelining."):
                 raise Error(
                     "the model is a stage of torch's pipeline parallelism, so ranks call it at different times: pipeline parallelism is not "
                     "supported, call the model itself", "UNIMPLEMENTED"
                 )
-            frame = frame.f_back

@@ -54,11 +54,9 @@ def generators_as_they_were(model: nn.Module, example: Any, device: torch.device
 
 def _back(generator: Any) -> Callable[[], None]:
     """Gives the generator, or the module of global ones, its state of now back."""
-    if hasattr(generator, "getstate"):
-        state = generator.getstate()
-        return lambda: generator.setstate(state)
-    if hasattr(generator, "get_state"):
-        state = generator.get_state()
-        return lambda: generator.set_state(state)
+    for get, give in (("getstate", "setstate"), ("get_state", "set_state")):
+        if hasattr(generator, get):
+            state = getattr(generator, get)()
+            return lambda: getattr(generator, give)(state)
     bits, state = generator.bit_generator, generator.bit_generator.state
     return lambda: setattr(bits, "state", state)

@@ -11,20 +11,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import os
 import sys
-import threading
 import traceback
 import weakref
-from typing import TYPE_CHECKING, Any, Iterable, Iterator
+from typing import Any, Iterable, Iterator, Protocol
 
 import torch
 from torch import nn
 
 from ._library import Error
-
-if TYPE_CHECKING:
-    from .engine import Engine
 
 PROPERTIES = {"__get__", "__set__", "__delete__"}
 # Of torch's operators, those that need no value.
@@ -49,12 +46,20 @@ _OF_EBB, _OF_PYTHON = os.path.dirname(__file__), os.path.dirname(os.__file__)
 as_plain = torch._C.DisableTorchFunctionSubclass
 
 
+class Owner(Protocol):
+    """The engine of a parameter that has no value."""
+
+    def has_taken(self, name: str) -> bool: ...  # the gradient, in the open step
+    def makes_current(self) -> bool: ...  # whether residents have their new values, which one rank alone gets here: others may not come
+    def fail(self, error: Error) -> None: ...  # ends the step that is open in this thread, perhaps of this rank alone, on every rank
+
+
 class Name(str):
     """The engine's name of a parameter, and the engine. It is pickled as a str."""
 
-    def __new__(cls, name: str, engine: "Engine") -> "Name":
+    def __new__(cls, name: str, owner: Owner) -> "Name":
         made = super().__new__(cls, name)
-        made.engine = weakref.ref(engine)  # an engine that was not closed is freed all the same
+        made.owner = weakref.ref(owner)  # an engine that was not closed is freed all the same
         return made
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -122,7 +127,7 @@ class Hidden(_Guard):
 
     def _ebb_read(self, what: str) -> None:
         name = _name(self)
-        if _engine(self) is None:
+        if _owner(self) is None:
             raise Error(
                 f"'{name}' is read by {what} after its engine was closed,{_where()}, and has no value: save before close(), or call "
                 "close(keep_values=True)"
@@ -136,7 +141,7 @@ class Hidden(_Guard):
 
     def _ebb_write(self, what: str) -> None:
         name = _name(self)
-        if _engine(self) is None:
+        if _owner(self) is None:
             raise Error(
                 f"'{name}' has no memory to write to, because its engine was closed: load_state_dict(values, assign=True) gives the model values"
             )
@@ -150,13 +155,8 @@ class Stale(_Guard):
     __slots__ = ()
 
     def _ebb_read(self, what: str) -> None:
-        engine = _engine(self)
-        if engine is None or not engine._steps.is_stale:
-            return
-        if engine.world.size == 1:
-            with torch.no_grad(), as_plain():
-                engine._steps.refresh_residents()
-        else:  # the other ranks may not read it, and do not wait for this one
+        owner = _owner(self)
+        if owner is not None and not owner.makes_current():
             raise Error(
                 f"'{_name(self)}' is read by {what} before the model's forward,{_where()}, and still has the value of the forward before: read "
                 f"it within the forward or after it, or call engine.gather('{_name(self)}') on every rank"
@@ -179,13 +179,9 @@ class _Taken(_Guard):
         _refuse_gradient(self, f"changed by {what}")
 
 
+@functools.cache
 def guarded(kind: type, guard: type[_Guard]) -> type:
     """The class of a parameter of the class `kind` that `guard` answers for. It has the name of `kind`, for code that asks for names."""
-    return _made(kind, guard)
-
-
-@functools.cache
-def _made(kind: type, guard: type[_Guard]) -> type:
     body = {"__slots__": (), "__module__": kind.__module__, "__qualname__": kind.__qualname__, "_ebb_kind": kind}
     return type(kind)(kind.__name__, (guard, kind), body)
 
@@ -215,23 +211,23 @@ def _like(view: torch.Tensor, of: torch.Tensor, guard: type[_Guard] | None = Non
     if type(view) is torch.Tensor:
         guard = guard or next(kind for kind in type(of).__mro__ if kind in (Hidden, Stale, _Taken))
         view.__class__ = guarded(torch.Tensor, guard)
-        view._ebb_of = _owner(of)
+        view._ebb_of = _parameter(of)
     return view
 
 
-def _owner(value: torch.Tensor) -> nn.Parameter:
+def _parameter(value: torch.Tensor) -> nn.Parameter:
     return getattr(value, "_ebb_of", value)
 
 
 def _name(value: torch.Tensor) -> str:
-    owner = _owner(value)
-    return getattr(owner, "_ebb_name", None) or getattr(owner, "_ebb_closed", "a parameter")
+    parameter = _parameter(value)
+    return getattr(parameter, "_ebb_name", None) or getattr(parameter, "_ebb_closed", "a parameter")
 
 
-def _engine(value: torch.Tensor) -> "Engine | None":
+def _owner(value: torch.Tensor) -> Owner | None:
     """None: it was closed."""
-    name = getattr(_owner(value), "_ebb_name", None)
-    return name.engine() if isinstance(name, Name) else None
+    name = getattr(_parameter(value), "_ebb_name", None)
+    return name.owner() if isinstance(name, Name) else None
 
 
 def _shape(value: torch.Tensor) -> torch.Size:
@@ -242,25 +238,25 @@ def _shape(value: torch.Tensor) -> torch.Size:
 def _of_property(function: Any, what: str, one: Any, *value: Any) -> Any:
     of = function.__self__.__name__
     with as_plain():
-        if of == "grad" and _owner(one) is one and one.grad is None and _is_taken(one):
+        if of == "grad" and _parameter(one) is one and one.grad is None and _is_taken(one):
             if what == "__get__":
                 return _like(one.detach(), one, _Taken)
             if what == "__delete__" or value[0] is None:
                 _refuse_gradient(one, "removed")
         result = function(one, *value)
-        if of == "data" and what == "__set__" and _engine(one) is None:
+        if of == "data" and what == "__set__" and _owner(one) is None:
             one.__class__ = kind_of(one)  # after close() the trainer's own code may give values again
     return _like(result, one) if what == "__get__" and of in VIEW_PROPERTIES else result
 
 
 def _is_taken(parameter: torch.Tensor) -> bool:
-    engine = _engine(parameter)
-    return engine is not None and parameter._ebb_name in engine._steps.taken
+    owner = _owner(parameter)
+    return owner is not None and owner.has_taken(parameter._ebb_name)
 
 
 def _refuse_gradient(value: torch.Tensor, done: str) -> None:
     name = _name(value)
-    if not _is_taken(_owner(value)):
+    if not _is_taken(_parameter(value)):
         raise Error(f"the gradient of '{name}' is {done} after its step,{_where()}: the engine has used it, and keeps it no longer")
     _refuse(
         value, f"the gradient of '{name}' is {done} after the backward of its unit,{_where()}, in which the engine has taken it. Change a "
@@ -272,11 +268,9 @@ def _refuse_gradient(value: torch.Tensor, done: str) -> None:
 
 def _refuse(value: torch.Tensor, text: str) -> None:
     """Raises. An error within a step, perhaps of this rank alone, ends the step on every rank."""
-    error, engine = Error(text), _engine(value)
-    is_here = engine is not None and os.getpid() == engine._memory.process and threading.current_thread() is threading.main_thread()
-    if is_here and engine._steps.in_step:
-        with as_plain():
-            engine._walk.fail(error)
+    error, owner = Error(text), _owner(value)
+    if owner is not None:
+        owner.fail(error)
     raise error
 
 
@@ -291,14 +285,7 @@ def tensors_in(*values: Any) -> Iterator[torch.Tensor]:
 
 
 def _is_within(function: Any) -> bool:
-    frame = sys._getframe(2)
-    for _ in range(6):
-        if frame is None:
-            return False
-        if frame.f_code is function.__code__:
-            return True
-        frame = frame.f_back
-    return False
+    return any(frame.f_code is function.__code__ for frame, _ in itertools.islice(traceback.walk_stack(sys._getframe(2)), 6))
 
 
 def _where() -> str:

@@ -17,32 +17,22 @@ from . import _library
 from ._files import Files
 from ._fixed import refuse
 from ._hidden import has_value, without_value
-from ._library import STATES, TIERS, Error, library
+from ._library import Error, library
 from ._model import Config, Model, config_text, dtype_function, group_function, resolved, tier_of_activations
 from ._order import units_and_order
+from ._reports import MemoryRow, memory_rows
 from ._tensors import current_stream
 from ._units import Unit, UnitsArgument
 from ._world import open_world
-from .engine import Engine, MemoryRow
+from .engine import Engine
 
 log = logging.getLogger("ebb")
 
 
 def initialize(
-    model: nn.Module,
-    config: Config,
-    *,
-    units: UnitsArgument = None,
-    example: Any = None,
-    resident: Iterable[str] = (),
-    groups: Mapping[str, str] | None = None,
-    weights: str | os.PathLike | None = None,
-    values_of_rank_0: bool = False,
-    device: str | None = None,
-    threads: int = 0,
-    name: str = "engine",
-    check: bool = False,
-    keep_memory: bool = False,
+    model: nn.Module, config: Config, *, units: UnitsArgument = None, example: Any = None, resident: Iterable[str] = (),
+    groups: Mapping[str, str] | None = None, weights: str | os.PathLike | None = None, values_of_rank_0: bool = False, device: str | None = None,
+    threads: int = 0, name: str = "engine", check: bool = False, keep_memory: bool = False,
 ) -> Engine:
     """Shards `model` over the ranks and returns its engine. Collective: every rank calls it with the same model and config.
 
@@ -98,8 +88,8 @@ def initialize(
     _move_compilation(divided)
     _renew_meta_parameters(model, divided, on)
     engine = Engine(model, world, settings, on, divided, order, example is not None, made.value, first_id, group_of, check)
-    if files is not None:
-        files.load_others(engine)
+    if files is not None and files.others:
+        engine._entries.load(files.others, completes=True)
     if keep_memory and on.type == "cpu":
         _keep_memory_of_steps()
     return engine
@@ -147,7 +137,7 @@ def predict_memory(
     """The bytes that a rank will hold, by class and tier, for the one of `world` ranks that needs most. The model may be on the meta
     device. Needs no ranks, no device and no disk. Activations are torch's, so they are not counted."""
     described, text = _described(model, config, world, units, example, resident)
-    return [MemoryRow(STATES[row.state], TIERS[row.tier], row.predicted, row.current, row.peak) for row in described.predict_memory(text, world)]
+    return memory_rows(library.ebb_predict_memory, described.handle, world, text.encode())
 
 
 def plan(
@@ -155,7 +145,7 @@ def plan(
 ) -> str:
     """All operations that one rank runs in a step, as a table to read."""
     described, text = _described(model, config, world, units, example, resident)
-    return described.plan(text, world)
+    return _library.text_of(library.ebb_plan, described.handle, world, text.encode())
 
 
 def _keep_memory_of_steps() -> None:

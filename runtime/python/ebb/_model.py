@@ -6,7 +6,7 @@ import ctypes
 import json
 import math
 import re
-from ctypes import byref, c_int32, c_int64
+from ctypes import byref, c_int64
 from pathlib import Path
 from typing import Any, Mapping, Union
 
@@ -16,9 +16,9 @@ from torch import nn
 from . import _library
 from ._files import Files
 from ._library import Error, check, check_id, library
-from ._order import Order
 from ._tensors import NUMBER_OF_DTYPE
 from ._units import Unit
+from ._visits import Order
 
 Config = Union[str, Path, Mapping[str, Any]]
 
@@ -139,24 +139,8 @@ class Model:
             raise self.failure
         check(code)
 
-    def plan(self, config: str, world: int) -> str:
-        return _library.text_of(library.ebb_plan, self.handle, world, config.encode())
-
-    def predict_memory(self, config: str, world: int) -> list:
-        return _library.rows_of(_library.MemoryRow, library.ebb_predict_memory, self.handle, world, config.encode())
-
 
 def structs_of(order: Order) -> tuple[Any, Any]:
     visits = [_library.Visit(unit=visit.unit, forward=visit.forward, backward=visit.backward, gradients=visit.gradients) for visit in order.visits]
     events = [_library.Event(*event) for event in order.events]
     return (_library.Visit * len(visits))(*visits), (_library.Event * len(events))(*events)
-
-
-class Views:
-    """Addresses and dtypes of a unit's parameters."""
-
-    def __init__(self, handle: int, unit: Unit):
-        count = c_int32()
-        rows = (_library.View * len(unit.parameters))()
-        check(library.ebb_engine_views(handle, unit.index, rows, len(rows), byref(count)))
-        self.rows = list(rows)

@@ -12,22 +12,24 @@ import functools
 import logging
 import re
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Callable, Iterable, Iterator
 
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
 from ._counted import counters_as_they_were
 from ._fakes import ARRAY_BYTES_MAX, Fakes, classes_as_they_were, faked, give_back
 from ._generators import generators_as_they_were
 from ._hidden import tensors_in
-from ._hooks import Visit, Walk
 from ._library import BACKWARD, FORWARD, SHOW, Error
-from .checks import Watch, storage
 from ._units import Unit, UnitsArgument, divide, owners, registration_order
+from ._visits import Declared, Order, Scopes, Visit, in_turn
+from ._walk import Walk, tensors_with_nodes
+from .checks import Watch, storage
 
 log = logging.getLogger("ebb")
 
@@ -41,47 +43,11 @@ class Call:
     is_reentrant: bool | None = None  # of the checkpoint around the call; None: there is no checkpoint
 
 
-@dataclass
-class Declared:
-    unit: int
-    forward: bool = True
-    backward: bool = True
-    gradients: bool = True
-
-
-@dataclass
-class Order:
-    visits: list[Declared]
-    events: list[tuple[int, int, int]] = field(default_factory=list)  # opens, kind, visit; none: the visits in turn
-    seen: bool = False  # else it is that of registration
-    outside: list[str] = field(default_factory=list)  # parameters that were used outside of their unit
-
-    def taking_visits(self, units: int) -> list[int]:
-        """For each unit the visit that takes gradients. Autograd gives them once, in the last backward."""
-        taking, counts = [0] * units, [0] * units
-        for visit in self.visits:
-            if visit.gradients and visit.backward:
-                taking[visit.unit] = counts[visit.unit]
-            counts[visit.unit] += 1
-        return taking
-
-    def places_in_backward(self) -> list[int]:
-        """For each visit when its backward comes, counted over backwards."""
-        events = self.events or _in_turn(self.visits)
-        of_visit = {visit: place for place, visit in enumerate(visit for opens, kind, visit in events if opens and kind == BACKWARD)}
-        return [of_visit.get(number, -1) for number in range(len(self.visits))]
-
-
 def of_registration(model: nn.Module, units: list[Unit]) -> Order:
-    visits = [Declared(index) for index in registration_order(model, units)]
-    first = set()
-    for visit in visits:  # backward comes to the first visit last
-        visit.gradients = visit.unit not in first
-        first.add(visit.unit)
-    return Order(visits)
+    return of_visits(registration_order(model, units), seen=False)
 
 
-class _Record:
+class _Record(Scopes):
     """A record of the scopes that a walk opens and closes, without an engine."""
 
     def __init__(self) -> None:
@@ -104,18 +70,6 @@ class _Record:
 
     def begin(self, trains: bool) -> None:
         self.in_step = trains
-
-    def backward_begins(self) -> None:
-        pass
-
-    def backward_ends(self, is_one_left_out: bool) -> None:
-        pass
-
-    def leave_round(self) -> None:
-        pass
-
-    def fail(self, error: str, begins: str = "", walk: Iterable[int] = ()) -> None:
-        pass
 
     def open(self, kind: int, visit: Visit) -> None:
         if self.in_step and kind != SHOW:
@@ -180,7 +134,7 @@ class _Record:
                 below = (i for i, (_, kind, other) in enumerate(self.events) if kind == BACKWARD and other < number)
                 at = next(below, len(self.events))
                 self.events[at:at] = [(1, BACKWARD, number), (0, BACKWARD, number)]
-        return Order(visits, [] if self.events == _in_turn(visits) else self.events, seen=True)
+        return Order(visits, [] if self.events == in_turn(visits) else self.events, seen=True)
 
 
 def _place_of(left_out: Unit, visited: list[int]) -> int:
@@ -188,19 +142,9 @@ def _place_of(left_out: Unit, visited: list[int]) -> int:
     return len(visited) - visited[::-1].index(left_out.index - 1) if left_out.index > 0 else 0
 
 
-def of_visits(units: list[int]) -> Order:
-    first: set[int] = set()
-    visits = []
-    for unit in units:
-        visits.append(Declared(unit, gradients=unit not in first))
-        first.add(unit)
-    return Order(visits, seen=True)
-
-
-def _in_turn(visits: list[Declared]) -> list[tuple[int, int, int]]:
-    events = [(opens, FORWARD, number) for number in range(len(visits)) for opens in (1, 0)]
-    backward = [number for number in reversed(range(len(visits))) if visits[number].backward]
-    return events + [(opens, BACKWARD, number) for number in backward for opens in (1, 0)]
+def of_visits(units: list[int], seen: bool = True) -> Order:
+    first = {unit: place for place, unit in reversed(list(enumerate(units)))}  # to which backward comes last
+    return Order([Declared(unit, gradients=first[unit] == place) for place, unit in enumerate(units)], seen=seen)
 
 
 def order_of(model: nn.Module, units: list[Unit], example: Any, device: torch.device, is_whole: bool = True) -> Order:
@@ -232,14 +176,15 @@ def warn_of_registration(failure: str) -> None:
     log.warning("the order of units is the order in which the model registers them, because it could not show another: %s", failure)
 
 
-def of_evaluation(model: nn.Module, units: list[Unit], example: Any, visited: list[int]) -> Order:
-    """The order of the forward of an evaluation, in which the engine takes units as they come. The engine appends them to `visited`. Backward is
-    taken to be in the reverse order. Raises what the model raises."""
+def of_evaluation(model: nn.Module, units: list[Unit], example: Any, walked: Callable[[], list[int]]) -> Order:
+    """The order of the forward of an evaluation, in which the engine takes units as they come; `walked` gives them. Backward is taken to be in the
+    reverse order. Raises what the model raises."""
     if isinstance(example, Call):
         example = Call(example.arguments, example.keywords)  # without a checkpoint, because nothing is computed again
     device = next(model.parameters()).device
     with torch.no_grad(), generators_as_they_were(model, example, device), _as_it_was(model, (*_LIBRARIES, "ebb", "functools")), _kept(model):
         contextvars.copy_context().run(_forward, model, example)
+    visited = list(walked())
     for unit in units:
         if unit.index not in visited:
             visited.insert(_place_of(unit, visited), unit.index)
@@ -351,8 +296,6 @@ def uncompiled() -> Any:
 
 
 def call(model: nn.Module, example: Any, change: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor) -> Any:
-    from torch.utils._pytree import tree_map
-
     if callable(example) and not isinstance(example, torch.Tensor):
         return example(model)
     if isinstance(example, Call):
@@ -373,9 +316,7 @@ def loss_of(output: Any) -> torch.Tensor | None:
     loss = getattr(output, "loss", None)
     if isinstance(loss, torch.Tensor) and loss.requires_grad:
         return loss.sum()
-    from ._hooks import tensors_in
-
-    parts = [tensor.float().sum() for tensor in tensors_in(output) if tensor.requires_grad and tensor.is_floating_point()]
+    parts = [tensor.float().sum() for tensor in tensors_with_nodes(output) if tensor.requires_grad and tensor.is_floating_point()]
     return sum(parts[1:], parts[0]) if parts else None
 
 
@@ -395,7 +336,7 @@ def _as_it_was(model: nn.Module, whose: tuple[str, ...] = _LIBRARIES) -> Iterato
     for module in modules:
         for table in _HOOKS:
             hooks = getattr(module, table)
-            for number in [number for number, hook in hooks.items() if _module_of(hook) not in whose]:
+            for number in [number for number, hook in hooks.items() if (getattr(hook, "__module__", None) or "").split(".")[0] not in whose]:
                 del hooks[number]
     try:
         with counters_as_they_were(model), classes_as_they_were(model):
@@ -406,10 +347,6 @@ def _as_it_was(model: nn.Module, whose: tuple[str, ...] = _LIBRARIES) -> Iterato
         for module, values in zip(modules, attributes):
             module.__dict__.clear()
             module.__dict__.update(values)
-
-
-def _module_of(hook: Any) -> str:
-    return (getattr(hook, "__module__", None) or "").split(".")[0]
 
 
 @contextlib.contextmanager

@@ -12,10 +12,10 @@ import torch
 
 from . import _library
 from ._hidden import as_plain
-from ._hooks import Visit
 from ._library import BACKWARD, FORWARD, SHOW, Error, check, library
 from ._tensors import DTYPES, Memory, Slots, over
 from ._units import Unit
+from ._visits import Order, Visit
 
 Rates = list[tuple[str, "float | None", "float | None"]]  # group, learning rate, weight decay; None: the configuration's
 _FP16_SCALE_MAX = 2.0**15
@@ -40,14 +40,14 @@ class _Asked:
 
 
 class Steps:
-    def __init__(self, memory: Memory, units: list[Unit], slots: list[Slots], first_id: list[int], taking: list[int],
+    def __init__(self, memory: Memory, units: list[Unit], slots: list[Slots], first_id: list[int], order: Order,
                  device: torch.device, is_half: bool, rates: Callable[[], Rates], accumulation: int, ranks: int):
         self.memory = memory
         self.units = units
         self.slots = slots
         self.residents = [unit for unit in units if unit.keep_whole]
         self.first_id = first_id  # by unit: the engine's number of its first parameter
-        self.taking = taking  # by unit: which visit of a round takes gradients
+        self.taking = order.taking_visits(len(units))  # by unit: which visit of a round takes gradients
         self.device = device
         self.is_half = is_half
         self.rates = rates
@@ -65,7 +65,6 @@ class Steps:
         self.begun_with_sums = False
         self.given: Rates = []
         self.taken: set[str] = set()  # names of the parameters whose gradients the engine has taken in the step
-        self.visited: list[int] | None = None  # takes the units whose scopes are opened
         self._scope = c_int64()
         self._taken: tuple[int, int] | None = None  # a unit, and the open backward scope that takes its gradients
         self.handles = [
@@ -80,7 +79,7 @@ class Steps:
             ]
         self._asked: dict[tuple[int, tuple[int, ...]], _Asked] = {}
 
-    # Of _hooks.Scopes.
+    # Of _visits.Scopes.
 
     def begin(self, trains: bool) -> None:
         self.memory.check_process()
@@ -104,8 +103,6 @@ class Steps:
 
     def open(self, kind: int, visit: Visit) -> int:
         index = visit.unit.index
-        if self.visited is not None:
-            self.visited.append(index)
         self.slots[index].check()
         self.walked.append(index) if self.in_evaluation else None
         if kind == SHOW:  # in an evaluation within the step, because the step's order has no such scopes
@@ -167,11 +164,10 @@ class Steps:
     def finish(self, scale: float) -> None:
         self.finish_evaluation()
         rates = self.rates()
-        options = _library.FinishOptions(gradient_scale=1.0 if self.begun_with_sums else scale)
-        keep = None
-        if rates != self.given:
-            keep = _group_options(rates)
-            options.groups, options.group_count = keep, len(rates)
+        changed = rates if rates != self.given else []
+        options = _library.FinishOptions(
+            gradient_scale=1.0 if self.begun_with_sums else scale, groups=_group_options(changed), group_count=len(changed)
+        )
         self.in_step = False
         self.taken.clear()
         self.is_stale = True
@@ -306,17 +302,19 @@ class Steps:
                 for parameter in unit.parameters:
                     parameter.grad = None
 
+    def adopt(self, order: Order) -> None:
+        self.taking = order.taking_visits(len(self.units))
+        self.forget_addresses()
+
     def forget_addresses(self) -> None:
         self._asked.clear()
 
     def _begin_step(self) -> None:
         self.given = self.rates()
         self.begun_with_sums = self.sums
-        options = _library.StepOptions(may_leave_out=1, gradient_divisor=self.ranks if self.sums else 0)
-        keep = None
-        if self.given:
-            keep = _group_options(self.given)
-            options.groups, options.group_count = keep, len(self.given)
+        options = _library.StepOptions(
+            may_leave_out=1, gradient_divisor=self.ranks if self.sums else 0, groups=_group_options(self.given), group_count=len(self.given)
+        )
         check(library.ebb_step_begin(self.memory.handle, byref(options)))
         self.in_step = True
         self.is_stale = False  # the forward that begins the step shows them

@@ -44,9 +44,7 @@ class Memory:
 
 def over(memory: Memory, address: int, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """A tensor over `address`. It holds `memory`."""
-    elements = 1
-    for size in shape:
-        elements *= size
+    elements = torch.Size(shape).numel()
     if device.type == "cuda":
         return _from_dlpack(memory, address, shape, dtype, device)
     buffer = (ctypes.c_char * (elements * dtype.itemsize)).from_address(address)

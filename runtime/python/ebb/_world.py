@@ -7,15 +7,13 @@ import os
 import sys
 import weakref
 from ctypes import byref, c_void_p
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from . import _library
 from ._fixed import refuse_wrappers
 from ._library import check, library
+from ._tensors import Memory
 from .optimizer import refuse_clipping, refuse_other_optimizers
-
-if TYPE_CHECKING:
-    from .engine import Engine
 
 
 class World(NamedTuple):
@@ -29,7 +27,7 @@ class World(NamedTuple):
 
 _world: tuple[int, World] | None = None
 _process = os.getpid()  # that has opened the world
-engines: "weakref.WeakSet[Engine]" = weakref.WeakSet()
+memories: weakref.WeakSet[Memory] = weakref.WeakSet()  # of open engines
 
 
 def open_world() -> tuple[int, World]:
@@ -60,5 +58,5 @@ def _close_all() -> None:
     error = getattr(sys, "last_value", None)
     if error is not None and _world[1].size > 1:
         library.ebb_world_fail(_world[0], f"rank {_world[1].rank} has ended: {error}".encode()[:400])
-    for engine in list(engines):
-        engine._memory.close()
+    for memory in list(memories):
+        memory.close()

@@ -33,8 +33,8 @@ from typing import Any
 import torch
 from torch import _weights_only_unpickler as weights_only
 
+from ._files import FORMAT_NAMES
 from ._library import Error
-from .saving import FORMAT_NAMES
 
 # The names in the pickle of a dict of tensors, beside those of storages.
 _OF_TENSORS = {"torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_parameter", "torch.Size", "collections.OrderedDict"}

@@ -8,84 +8,28 @@ import os
 import weakref
 from ctypes import byref, c_double
 from pathlib import Path
-from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple
+from typing import Any, Callable, Iterator, Mapping
 
 import torch
 from torch import nn
 
 from . import _buffers, _library, saving
 from ._entries import Entries
-from ._fixed import Members, refuse_caller
-from ._hidden import Name
-from ._hooks import SavedInRam, Walk, checkpoint_around, never_compiled, without_saved_hooks
-from ._library import DIRECTIONS, MASTER, STATES, TIERS, Error, check, library
-from ._model import Views, compute_dtype, structs_of, tier_of_activations
-from ._order import Call, Order, of_evaluation, order_of, warn_of_registration
+from ._fixed import refuse_caller
+from ._library import DIRECTIONS, STATES, TIERS, Error, check, library
+from ._model import compute_dtype, structs_of, tier_of_activations
+from ._order import Call, of_evaluation, order_of, warn_of_registration
+from ._reports import CommunicationRow, MemoryRow, Report, TrafficRow, memory_rows
+from ._saved_tensors import SavedInRam, checkpoint_around, without_saved_hooks
+from ._state import State
 from ._steps import Steps, check_loss
 from ._tensors import DTYPES, Memory, Slots, over
 from ._units import Unit
-from ._world import World, engines
+from ._visits import Order
+from ._walk import Walk, never_compiled
+from ._world import World, memories
 from .optimizer import Optimizer, groups_of
-
-
-class Report(NamedTuple):
-    """The last step. `loss`: the mean of the losses given to engine.backward(), over micro-batches and ranks. `gradient_norm`: the
-    global L2 norm over all ranks, before clipping. `applied` is False if an overflow skipped the step; `step` counts such a step too."""
-
-    step: int
-    applied: bool
-    skipped_steps: int
-    loss: float
-    gradient_norm: float
-    loss_scale: float
-    learning_rate: float
-
-
-class MemoryRow(NamedTuple):
-    """Bytes of this rank: `state` is "parameter", "master", "gradient", ...; `tier` "device", "cpu" or "nvme"."""
-
-    state: str
-    tier: str
-    predicted: int
-    current: int
-    peak: int
-
-
-class TrafficRow(NamedTuple):
-    """Bytes that the last step has moved between a tier and the one above it."""
-
-    state: str
-    tier: str
-    direction: str
-    predicted: int
-    bytes: int
-
-
-class CommunicationRow(NamedTuple):
-    """Bytes that the last step's collectives of one kind have moved from or to other ranks."""
-
-    operation: str
-    predicted: int
-    bytes: int
-
-
-class Ticket:
-    """A save that is under way. The calls are not collective. Any thread may call done(). Any thread may call wait() after the save has
-    begun. Before that, wait() raises on every thread but the one that called save(), because two threads could wait for each other."""
-
-    def __init__(self, memory: Memory, number: int):
-        self._memory = memory
-        self._number = number
-
-    def done(self) -> bool:
-        """Whether the save has ended. Raises its error, which is the same on every rank."""
-        ended = ctypes.c_int32()
-        check(library.ebb_save_wait(self._memory.handle, self._number, byref(ended)))
-        return bool(ended.value)
-
-    def wait(self) -> None:
-        """Waits until the checkpoint is on the disk and has its name. Raises the error of the save."""
-        check(library.ebb_save_wait(self._memory.handle, self._number, None))
+from .saving import Ticket
 
 
 class Engine:
@@ -105,40 +49,32 @@ class Engine:
         self.order = order
         self._is_order_known = is_order_known
         self._memory = Memory(handle)
-        self._ids: dict[str, int] = {}
-        self._parameters: dict[str, nn.Parameter] = {}
-        for unit, first in zip(units, first_id):
-            for i, (name, parameter) in enumerate(zip(unit.names, unit.parameters)):
-                self._ids[name] = first + i
-                self._parameters[name] = parameter
-                parameter._ebb_name = Name(name, self)
-        self._aliases = {alias: name for alias, name in self._names_of_aliases()}
         self._slots = [Slots(self._memory, unit.names, unit.parameters, unit.keep_whole) for unit in units]
         self._place()
         half = compute_dtype(settings) == torch.float16  # a parameter that keeps fp16 beside another type has no loss scale
-        trainable = [(name, parameter) for name, parameter in self._parameters.items() if parameter.requires_grad]
+        trainable = [(name, one) for unit in units for name, one in zip(unit.names, unit.parameters) if one.requires_grad]
         schedule = settings.get("scheduler", {}).get("type") or ""
         scheduled = self._scheduled_rate if schedule else None
         groups = groups_of(trainable, group_of, settings) if trainable else []
         self.optimizer = Optimizer(groups, self.step, self.zero_grad, scheduled, schedule) if trainable else None
-        taking = order.taking_visits(len(units))
         rates = self.optimizer.rates if self.optimizer is not None else list
-        self._steps = Steps(self._memory, units, self._slots, first_id, taking, device, half, rates, self.accumulation, world.size)
+        self._steps = Steps(self._memory, units, self._slots, first_id, order, device, half, rates, self.accumulation, world.size)
         self._walk = Walk(model, units, self._steps)
         self._walk.expect(order)
         self._walk.attach()
+        self._state = State(model, world, self._memory, units, first_id, self._steps, self._walk)
         self._steps.refresh_residents()
+        self._aliases = {alias: one._ebb_name for alias, one in model.named_parameters(remove_duplicate=False)}
         self._finished = 0
-        self._members = Members(model)
-        self._entries = Entries(self)
-        self._handles = saving.attach(self) + self._steps.handles
+        self._entries = Entries(self._state)
+        self._handles = saving.attach(self._entries, self.zero_grad) + self._steps.handles
         self._handles.append(model.register_forward_pre_hook(never_compiled(self._see_first_batch), prepend=True, with_kwargs=True))
         self._handles.append(model.register_forward_pre_hook(never_compiled(self._check_model), prepend=True))
         if device.type == "cuda" and tier_of_activations(settings) == "cpu":
             self._handles.append(SavedInRam(model, units))
         self._checks_reads = checks_reads
         model.__dict__["_ebb_engine"] = weakref.ref(self)
-        engines.add(self)
+        memories.add(self._memory)
 
     # One step.
 
@@ -147,7 +83,7 @@ class Engine:
         with fp16 multiplied by the loss scale. Do not divide it, because gradients are averaged over ranks and micro-batches.
 
         Without fp16, loss.backward() does the same, but report().loss is then 0."""
-        self._check()
+        self._state.check()
         check_loss(loss)
         if not self._steps.in_step:
             raise Error("backward() without a forward of the model with gradients since the last step()")
@@ -169,7 +105,7 @@ class Engine:
         an error if updates are early, which means under backward ("ebb.asynchronous_step").
 
         An error of any rank is raised on every rank, by this call or by report(). The step is then dropped."""
-        self._check()
+        self._state.check()
         if callable(now):
             raise Error("step(closure) is not supported: call backward() before step()", "UNIMPLEMENTED")
         self._walk.check_whole()
@@ -180,7 +116,7 @@ class Engine:
         self._walk.settle()
         steps = self._steps
         with self._failing_step():
-            self._members.check()
+            self._state.members.check()
             steps.check_writes()
         if not steps.in_step:
             raise Error("step() without a forward of the model with gradients since the last one")
@@ -209,7 +145,7 @@ class Engine:
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Sets `.grad` of the parameters to None. Drops the step if it has only gradients that no step() has counted, such as those of another
         model's loss. Micro-batches that step() has counted stay, and so does a forward that has had no backward yet."""
-        self._check()
+        self._state.check()
         steps = self._steps
         if not steps.in_step or steps.backwards == steps.counted:
             steps.clear_gradients()
@@ -223,13 +159,13 @@ class Engine:
 
     def drop(self) -> None:
         """Drops the open step and its gradients. Call it after an exception, to go on with the next step."""
-        self._check()
+        self._state.check()
         self._walk.forget()
         self._steps.drop()
 
     def report(self) -> Report:
         """The numbers of the last finished step. Waits for that step, and raises its error if it had one."""
-        self._check()
+        self._state.check()
         row = _library.StepReport()
         check(library.ebb_step_report(self._memory.handle, byref(row)))
         return Report(row.step, bool(row.applied), row.skipped_steps, row.loss, row.gradient_norm, row.loss_scale, row.learning_rate)
@@ -266,53 +202,28 @@ class Engine:
     def gather(self, name: str, rank: int = -1, master: bool = False) -> torch.Tensor | None:
         """Collective: returns the whole value of a parameter on the CPU, in its dtype. With `master`: the fp32 value that the optimizer
         updates. Only `rank` gets the value, and other ranks get None; -1: every rank gets it."""
-        self._between_forwards(checks_writes=False)  # of many parameters in turn
-        name = self._named(name)
-        shape = self._parameters[name].shape
-        here = rank in (-1, self.world.rank)
-        whole = torch.empty(shape, dtype=torch.float32, device="cpu") if here else None
-        address = whole.data_ptr() if here else 0
-
-        def piece(values: Any, begin: int, end: int) -> None:
-            ctypes.memmove(address + 4 * begin, values, 4 * (end - begin))
-
-        self.gather_pieces(name, piece, rank)
-        return whole if master or whole is None else whole.to(self._parameters[name].dtype)
+        self._state.between_forwards(checks_writes=False)
+        return self._state.gather(self._named(name), rank, master)
 
     def gather_pieces(self, name: str, piece: Callable[[Any, int, int], None], rank: int) -> None:
-        """Collective: calls `piece`(pointer to fp32 values, begin, end) for at most 1 MiB at a time, in order. `rank`: the rank that makes
-        these calls; -1: all do."""
-        failures: list[BaseException] = []
-
-        def sink(user, parameter, begin, end, values) -> int:
-            try:
-                piece(values, begin, end)
-            except BaseException as error:
-                failures.append(error)
-                return 1
-            return 0
-
-        code = library.ebb_gather(self._memory.handle, self._ids[name], MASTER, rank, _library.SINK(sink), None)
-        if failures:
-            raise failures[0]
-        check(code)
+        """Collective: gather() without a whole value anywhere, as State.gather_pieces()."""
+        self._state.gather_pieces(name, piece, rank)
 
     def state_dict(self, rank: int = -1) -> dict[str, torch.Tensor]:
         """Collective: all entries of model.state_dict(), with parameters gathered to the CPU of `rank`; -1: to the CPU of every rank.
         Other ranks get an empty dict."""
-        self._between_forwards()
-        return saving.state_dict(self, rank)
+        self._state.between_forwards()
+        return self._entries.of_values(rank)
 
     def load_state_dict(self, values: Mapping[str, torch.Tensor], strict: bool = True) -> None:
         """Collective: sets values by the names of model.state_dict(). Every rank gives the same values. Optimizer states do not change."""
-        self._between_forwards()
-        saving.load_state_dict(self, values, strict)
+        saving.load_state_dict(self._entries, values, strict)
 
     def write(self, name: str, value: torch.Tensor) -> None:
         """Collective: sets one parameter to `value`, which must have its shape. The other parameters of this rank are read and written
         again, so load_state_dict is faster for many parameters."""
-        self._between_forwards()
-        saving.write(self, {self._named(name): value})
+        self._state.between_forwards()
+        self._state.write({self._named(name): value})
 
     def save(
         self, folder: str | os.PathLike, *, keep: int = 0, trainer: bytes = b"", of_this_rank: bytes = b"", asynchronous: bool = False
@@ -323,8 +234,8 @@ class Engine:
 
         asynchronous: returns a Ticket as soon as the save has been started. It goes on while later steps run, and saves the state after
         the last finished step. A second save waits for the first."""
-        self._between_steps("save")
-        buffers = _buffers.packed(self)
+        self._state.between_steps("save")
+        buffers = _buffers.packed(self._entries)
         options = _library.SaveOptions(
             keep=keep, trainer=trainer, trainer_bytes=len(trainer), of_this_rank=of_this_rank, of_this_rank_bytes=len(of_this_rank),
             buffers=buffers, buffers_bytes=len(buffers),
@@ -337,11 +248,11 @@ class Engine:
     def load(self, path: str | os.PathLike) -> tuple[int, bytes, bytes]:
         """Collective: loads a checkpoint, or the newest complete one of a folder. Returns the number of finished steps, and the bytes that
         save() got as `trainer` and as `of_this_rank` (empty at another number of ranks)."""
-        self._between_steps("load")
+        self._state.between_steps("load")
         found = _library.Loaded()
         check(library.ebb_load(self._memory.handle, os.fspath(path).encode(), byref(found)))
         self._steps.refresh_residents()
-        _buffers.set_to(self, ctypes.string_at(found.buffers, found.buffers_bytes))
+        _buffers.set_to(self._entries, ctypes.string_at(found.buffers, found.buffers_bytes))
         of_this_rank = ctypes.string_at(found.of_this_rank, found.of_this_rank_bytes)
         return found.step, ctypes.string_at(found.trainer, found.trainer_bytes), of_this_rank
 
@@ -351,46 +262,45 @@ class Engine:
         """Collective: writes the model as safetensors files of at most `file_bytes` and their index, with the config.json of transformers
         or peft if the model has one. Rank 0 writes, and no rank holds the whole model. `trainable_only`: writes a peft model's adapter,
         under peft's names. `dtype`: of the values; default: that of the parameters."""
-        self._between_forwards()
-        saving.save_pretrained(self, Path(folder), trainable_only, dtype, file_bytes)
+        self._state.between_forwards()
+        saving.save_pretrained(self._entries, Path(folder), trainable_only, dtype, file_bytes)
 
     def copy_parameters_from(self, other: "Engine") -> None:
         """Collective: every parameter takes the value of the parameter of `other` that has the same name and shape."""
-        self._between_steps("copy_parameters_from")
-        other._between_steps("copy_parameters_from")
+        self._state.between_steps("copy_parameters_from")
+        other._state.between_steps("copy_parameters_from")
         check(library.ebb_engine_copy_parameters(self._memory.handle, other._memory.handle))
         self._steps.refresh_residents()
 
     def reorder(self, example: Any) -> None:
         """Collective, between steps: learns the order of the units again from `example`, which is as for initialize(). Call it if the loop
         begins to call the model in another way."""
-        self._between_steps("reorder")
+        self._state.between_steps("reorder")
         self._adopt(self._observed(example))
 
     # Memory.
 
     def memory(self) -> list[MemoryRow]:
         """Bytes of this rank: predicted, current and peak. Activations and buffers are torch's, so they are not counted."""
-        self._check()
-        rows = _library.rows_of(_library.MemoryRow, library.ebb_memory, self._memory.handle)
-        return [MemoryRow(STATES[row.state], TIERS[row.tier], row.predicted, row.current, row.peak) for row in rows]
+        self._state.check()
+        return memory_rows(library.ebb_memory, self._memory.handle)
 
     def traffic(self) -> list[TrafficRow]:
         """The bytes that the last finished step moved between tiers. Empty if all state is on the device."""
-        self._check()
+        self._state.check()
         rows = _library.rows_of(_library.TrafficRow, library.ebb_traffic, self._memory.handle)
         return [TrafficRow(STATES[row.state], TIERS[row.tier], DIRECTIONS[row.direction], row.predicted, row.bytes) for row in rows]
 
     def communication(self) -> list[CommunicationRow]:
         """The bytes that the last finished step's collectives moved between ranks."""
-        self._check()
+        self._state.check()
         rows = _library.rows_of(_library.CommunicationRow, library.ebb_communication, self._memory.handle)
         return [CommunicationRow(row.operation.decode(), row.predicted, row.bytes) for row in rows]
 
     def suspend(self) -> None:
         """Collective, between steps: frees the device's memory and keeps the state on the host, until resume(). Meanwhile parameters have
         no values, but state can be read and written."""
-        self._between_steps("suspend")
+        self._state.between_steps("suspend")
         for slots in self._slots:
             slots.conceal()
             slots.views = []
@@ -399,11 +309,11 @@ class Engine:
 
     @property
     def is_suspended(self) -> bool:
-        return not self._slots[0].views
+        return self._state.is_suspended
 
     def resume(self) -> None:
         """Collective: takes the device's memory again after suspend(). Training goes on bit for bit."""
-        self._between_steps("resume")
+        self._state.between_steps("resume")
         check(library.ebb_engine_suspend(self._memory.handle, 0))
         self._place()
         self._steps.refresh_residents()
@@ -416,7 +326,7 @@ class Engine:
         between steps. If a rank lacks the memory for them, that is an error on all ranks and the engine stays open."""
         if self._memory.closed:
             return
-        values = self._whole_values() if keep_values else {}
+        values = self._state.whole_values(self.device) if keep_values else {}
         self._walk.forget()
         self._walk.detach()
         for handle in self._handles:
@@ -424,12 +334,12 @@ class Engine:
         self._memory.close()
         for slots in self._slots:
             slots.conceal()
-        for name, parameter in self._parameters.items():
+        for name, parameter in self._state.parameters.items():
             parameter._ebb_name, parameter._ebb_closed = None, name
             if name in values:
                 parameter.data = values[name]
         self.model.__dict__.pop("_ebb_engine", None)
-        engines.discard(self)
+        memories.discard(self._memory)
 
     def __enter__(self) -> "Engine":
         return self
@@ -441,11 +351,6 @@ class Engine:
 
     # Inside.
 
-    def _check(self) -> None:
-        if self._memory.closed:
-            raise Error("the engine was closed")
-        self._memory.check_process()
-
     @contextlib.contextmanager
     def _failing_step(self) -> Iterator[None]:
         """An error within it, perhaps of this rank alone, fails the step on every rank."""
@@ -455,48 +360,6 @@ class Engine:
             self._walk.forget()
             self._steps.fail(str(error))
             raise
-
-    def _between_forwards(self, checks_writes: bool = True) -> None:
-        self._check()
-        self._walk.settle()
-        self._walk.leave_spent()
-        if checks_writes:
-            self._members.check()
-            self._steps.check_writes()
-        self._steps.finish_evaluation()
-
-    def _between_steps(self, call: str) -> None:
-        self._between_forwards()
-        if self._steps.in_step:
-            raise Error(f"{call}() within a step: call it after step(), or drop() the step")
-
-    def _whole_values(self) -> dict[str, torch.Tensor]:
-        self._between_steps("close(keep_values=True)")
-        if self.is_suspended:
-            raise Error("close(keep_values=True) while the engine is suspended: call resume() first")
-        failure, values = None, {}
-        try:
-            for name, parameter in self._parameters.items():
-                values[name] = torch.empty(parameter.shape, dtype=parameter.dtype, device=self.device)
-        except (RuntimeError, MemoryError) as error:
-            failure = error
-        self._steps.begin(trains=False)  # the mean loss of an evaluation tells every rank whether one has failed
-        self._steps.add_loss(torch.tensor(0.0 if failure is None else 1.0, device=self.device))
-        if self._steps.finish_evaluation() > 0:
-            why = f": {failure}" if failure is not None else ", on another rank"
-            raise Error(
-                f"close(keep_values=True): the whole model does not fit into memory{why}. The engine is still open: save with save_pretrained() or "
-                "save(), then close()", "RESOURCE_EXHAUSTED"
-            ) from failure
-        for name, value in values.items():
-            flat = value.view(-1)
-
-            def take(numbers: Any, begin: int, end: int, into: torch.Tensor = flat) -> None:
-                piece = (ctypes.c_float * (end - begin)).from_address(ctypes.addressof(numbers.contents))
-                into[begin:end].copy_(torch.frombuffer(piece, dtype=torch.float32))
-
-            self.gather_pieces(name, take, rank=-1)
-        return values
 
     def _scheduled_rate(self, group: str) -> float | None:
         """Of the next step, after the verdict on the last one."""
@@ -518,7 +381,7 @@ class Engine:
         if torch._C._current_graph_task_id() == -1 and not self._walk.is_paused:
             self._steps.has_failed = False
             refuse_caller()
-            self._members.check()
+            self._state.members.check()
             self._entries.check_writes()
 
     def _see_first_batch(self, module: nn.Module, arguments: tuple, keywords: dict) -> None:
@@ -533,7 +396,7 @@ class Engine:
             raise Error(f"'{order.outside[0]}' is used outside of its module: name it in resident=, or give initialize this batch, example=")
         # With several ranks it is always called: reorder() compares the orders of all ranks, and names a difference.
         if self.world.size > 1 or order.seen and (order.visits, order.events) != (self.order.visits, self.order.events):
-            self._between_steps("reorder")
+            self._state.between_steps("reorder")
             self._adopt(order)
 
     def _observed(self, example: Any) -> Order:
@@ -549,17 +412,15 @@ class Engine:
 
     def _evaluated(self, example: Any, registered: Order) -> Order:
         """For a model that does not run with fake tensors: the order of its units in an evaluation, or else that of registration."""
-        visited: list[int] = []
-        self._steps.visited = visited
         try:
-            return of_evaluation(self.model, self.units, example, visited)
+            self._steps.finish_evaluation()
+            return of_evaluation(self.model, self.units, example, lambda: self._steps.walked)
         except Error:
             raise
         except Exception as failure:
             warn_of_registration(f"{type(failure).__name__}: {failure}")
             return registered
         finally:
-            self._steps.visited = None
             self._walk.settle()
             self._steps.finish_evaluation()
 
@@ -567,20 +428,14 @@ class Engine:
         visits, events = structs_of(order)
         check(library.ebb_engine_reorder(self._memory.handle, visits, len(visits), events, len(events)))
         self.order = order
-        self._steps.taking = order.taking_visits(len(self.units))
+        self._steps.adopt(order)
         self._walk.expect(order)
-        self._steps.forget_addresses()
         self._place()
         self._steps.refresh_residents()
 
-    def _names_of_aliases(self) -> Iterable[tuple[str, str]]:
-        names = {id(parameter): name for name, parameter in self._parameters.items()}
-        for alias, parameter in self.model.named_parameters(remove_duplicate=False):
-            yield alias, names[id(parameter)]
-
     def _place(self) -> None:
         for unit, slots in zip(self.units, self._slots):
-            rows = Views(self._memory.handle, unit).rows
+            rows = _library.rows_of(_library.View, library.ebb_engine_views, self._memory.handle, unit.index)
             slots.place([
                 over(self._memory, row.data, parameter.shape, DTYPES[row.dtype], self.device) for row, parameter in zip(rows, unit.parameters)
             ])

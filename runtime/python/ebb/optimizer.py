@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import sys
+import traceback
 from typing import Any, Callable, Iterable, Iterator
 
 import torch
@@ -89,13 +91,9 @@ class _Group(dict):
         return dict, (dict(self),)
 
     def _refuse_scheduler(self) -> None:
-        frame = sys._getframe(2)
-        for _ in range(4):
-            if frame is None:
-                return
+        for frame, _ in itertools.islice(traceback.walk_stack(sys._getframe(2)), 4):
             if isinstance(frame.f_locals.get("self"), torch.optim.lr_scheduler.LRScheduler):
                 raise Error(_TWO_SCHEDULES)
-            frame = frame.f_back
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -234,15 +232,12 @@ def refuse_clipping() -> None:
     """Makes torch's clipping over the engine's parameters raise, because it finds no gradients and would clip nothing."""
     clipping = torch.nn.utils.clip_grad
     clipping.clip_grad_value_ = torch.nn.utils.clip_grad_value_ = _refusing(
-        clipping.clip_grad_value_,
-        "clip_grad_value_(): the engine has the gradient of '{}', and clips by norm only (\"gradient_clipping\")",
+        clipping.clip_grad_value_, "clip_grad_value_(): the engine has the gradient of '{}', and clips by norm only (\"gradient_clipping\")",
         "UNIMPLEMENTED",
     )
     scale = getattr(clipping, "_clip_grads_with_norm_", None)  # clip_grad_norm_() calls it, under whatever name that was imported
     if scale is not None:
         clipping._clip_grads_with_norm_ = _refusing(
-            scale,
-            "clip_grad_norm_(): the engine has the gradient of '{}'. Set \"gradient_clipping\" in the configuration instead; "
-            "engine.report().gradient_norm is the norm",
-            "FAILED_PRECONDITION",
+            scale, "clip_grad_norm_(): the engine has the gradient of '{}'. Set \"gradient_clipping\" in the configuration instead; "
+            "engine.report().gradient_norm is the norm", "FAILED_PRECONDITION",
         )

@@ -1,4 +1,4 @@
-"""Reads and writes the state of an engine: state dicts, and safetensors files like those of Hugging Face's libraries."""
+"""Saves an engine's model: state dicts, and safetensors files like those of Hugging Face's libraries. Checkpoints that are under way."""
 
 from __future__ import annotations
 
@@ -7,36 +7,27 @@ import ctypes
 import json
 import os
 import re
+import types
+from ctypes import byref
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Mapping
+from typing import Any, Callable, Mapping
 
 import torch
 from torch import nn
 
-from . import _library
-from ._library import MASTER, Error, check, library
-
-if TYPE_CHECKING:
-    from .engine import Engine
-
-FORMAT_NAMES = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64", torch.int32: "I32",
-    torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
-}
-DTYPE_OF_FORMAT = {name: dtype for dtype, name in FORMAT_NAMES.items()}
+from ._entries import Entries
+from ._files import FORMAT_NAMES
+from ._library import Error, check, library
+from ._state import State
+from ._tensors import Memory
 
 
-class _Removal:
-    def __init__(self, undo: Any):
-        self.remove = undo
-
-
-def attach(engine: "Engine") -> list[Any]:
+def attach(entries: Entries, zero_grad: Callable[..., None]) -> list[Any]:
     """Makes model.state_dict() gather, model.load_state_dict() write and model.zero_grad() call the engine. Copying the model raises."""
-    model = engine.model
+    model = entries.state.model
 
     def load(values: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        return load_state_dict(engine, values, strict)
+        return load_state_dict(entries, values, strict)
 
     def refuse(*arguments: Any) -> Any:
         raise Error(
@@ -44,92 +35,62 @@ def attach(engine: "Engine") -> list[Any]:
             "engine.state_dict() has its values, and save_pretrained() writes them"
         )
 
-    attributes = {"load_state_dict": load, "zero_grad": engine.zero_grad, "__deepcopy__": refuse, "__reduce_ex__": refuse}
+    attributes = {"load_state_dict": load, "zero_grad": zero_grad, "__deepcopy__": refuse, "__reduce_ex__": refuse}
     model.__dict__.update(attributes)
-    return [engine._entries, _Removal(lambda: [model.__dict__.pop(name, None) for name in attributes])]
+    return [entries, types.SimpleNamespace(remove=lambda: [model.__dict__.pop(name, None) for name in attributes])]
 
 
-def state_dict(engine: "Engine", rank: int) -> dict[str, Any]:
-    return engine._entries.of_values(rank)
-
-
-def load_state_dict(engine: "Engine", values: Mapping[str, Any], strict: bool = True) -> Any:
-    engine._between_forwards()
-    _check_between_steps(engine)
-    engine._entries.given = []
-    of_parameters, missing, unexpected = engine._entries.load(values)
+def load_state_dict(entries: Entries, values: Mapping[str, Any], strict: bool = True) -> Any:
+    entries.state.between_forwards()
+    entries.state.check_can_write()
+    entries.given = []
+    of_parameters, missing, unexpected = entries.load(values)
     if strict and (missing or unexpected):
         lacks = f"missing are {', '.join(missing)}" if missing else ""
         has = f"the model has no {', '.join(unexpected)}" if unexpected else ""
         raise Error(f"load_state_dict: {lacks}{', and ' if lacks and has else ''}{has}", "INVALID_ARGUMENT")
     if of_parameters:
-        write(engine, of_parameters)
+        entries.state.write(of_parameters)
     from torch.nn.modules.module import _IncompatibleKeys
 
     return _IncompatibleKeys(missing, unexpected)
 
 
-def _check_between_steps(engine: "Engine") -> None:
-    if engine._steps.in_step:
-        raise Error("parameters can be written only between steps: after step() or drop()")
+class Ticket:
+    """A save that is under way. The calls are not collective. Any thread may call done(). Any thread may call wait() after the save has
+    begun. Before that, wait() raises on every thread but the one that called save(), because two threads could wait for each other."""
+
+    def __init__(self, memory: Memory, number: int):
+        self._memory = memory
+        self._number = number
+
+    def done(self) -> bool:
+        """Whether the save has ended. Raises its error, which is the same on every rank."""
+        ended = ctypes.c_int32()
+        check(library.ebb_save_wait(self._memory.handle, self._number, byref(ended)))
+        return bool(ended.value)
+
+    def wait(self) -> None:
+        """Waits until the checkpoint is on the disk and has its name. Raises the error of the save."""
+        check(library.ebb_save_wait(self._memory.handle, self._number, None))
 
 
-def write(engine: "Engine", values: Mapping[str, torch.Tensor]) -> None:
-    """Sets parameters by their fp32 masters. Parameters that are not named keep their values, which are read and written again."""
-    _check_between_steps(engine)
-    given: dict[int, torch.Tensor] = {}
-    for name, value in values.items():
-        shape = engine._parameters[name].shape
-        if value.shape != shape:
-            raise Error(f"'{name}' has the shape {list(shape)}, and was given {list(value.shape)}", "INVALID_ARGUMENT")
-        given[engine._ids[name]] = value.detach().to("cpu", torch.float32).contiguous()
-    own: dict[tuple[int, int, int], Any] = {}
-    if len(given) < len(engine._ids):
-        def keep(user, parameter, begin, end, numbers) -> int:
-            if parameter not in given:
-                own[parameter, begin, end] = ctypes.string_at(numbers, 4 * (end - begin))
-            return 0
-
-        check(library.ebb_read(engine._memory.handle, MASTER, None, _library.SINK(keep), None))
-    pieces: dict[int, list[tuple[int, int, bytes]]] = {}
-    for (parameter, begin, end), numbers in own.items():
-        pieces.setdefault(parameter, []).append((begin, end, numbers))
-
-    def fill(user, parameter, begin, end, numbers) -> int:
-        address = ctypes.addressof(numbers.contents)
-        if parameter in given:
-            ctypes.memmove(address, given[parameter].data_ptr() + 4 * begin, 4 * (end - begin))
-            return 0
-        done = 0
-        for first, last, values in pieces.get(parameter, ()):
-            low, high = max(first, begin), min(last, end)
-            if low < high:
-                ctypes.memmove(address + 4 * (low - begin), values[4 * (low - first) : 4 * (high - first)], 4 * (high - low))
-                done += high - low
-        return 0 if done == end - begin else 1
-
-    check(library.ebb_write(engine._memory.handle, MASTER, None, _library.FILL(fill), None))
-    engine._steps.refresh_residents()
-
-
-# Files.
-
-
-def save_pretrained(engine: "Engine", folder: Path, trainable_only: bool, dtype: torch.dtype | None, file_bytes: int) -> None:
+def save_pretrained(of_model: Entries, folder: Path, trainable_only: bool, dtype: torch.dtype | None, file_bytes: int) -> None:
     if dtype is not None and not dtype.is_floating_point:
         raise Error(f"dtype={dtype} would cut the values: give a floating-point type", "INVALID_ARGUMENT")
-    model = engine.model
-    entries = engine._entries.of_names()
+    state = of_model.state
+    model = state.model
+    entries = of_model.of_names()
     adapter, prefix = _adapter_of(model) if trainable_only else (None, "")
     if adapter:
-        tensors = [(prefix + key, tensor) for key, tensor in _of_adapter(engine, entries, adapter).items()]
+        tensors = [(prefix + key, tensor) for key, tensor in _of_adapter(state, entries, adapter).items()]
     else:
         tensors = _once(entries, trainable_only)
     if not tensors:
         raise Error("save_pretrained: nothing is trainable", "INVALID_ARGUMENT")
     cast = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}  # the state of a quantized weight keeps its type
     types = {key: dtype if dtype is not None and tensor.is_floating_point() and id(tensor) in cast else tensor.dtype for key, tensor in tensors}
-    writes = engine.world.rank == 0
+    writes = state.world.rank == 0
     stem = "adapter_model" if adapter else "model"
     failure: Exception | None = None  # of rank 0, which nevertheless makes all the collective calls
 
@@ -150,7 +111,7 @@ def save_pretrained(engine: "Engine", folder: Path, trainable_only: bool, dtype:
             attempt(lambda: piece(torch.frombuffer(numbers, dtype=torch.float32)))
 
         if isinstance(tensor, nn.Parameter):
-            engine.gather_pieces(tensor._ebb_name, take, rank=0)
+            state.gather_pieces(tensor._ebb_name, take, rank=0)
         else:
             attempt(lambda: piece(tensor.detach().cpu().contiguous().view(-1)))
 
@@ -173,18 +134,7 @@ def save_pretrained(engine: "Engine", folder: Path, trainable_only: bool, dtype:
         except OSError:
             pass  # the first error is the one to raise
     words = f"save_pretrained has not written '{folder}': {type(failure).__name__}: {failure}"
-    _agree(engine, None if failure is None else Error(words), failure)
-
-
-def _agree(engine: "Engine", own: Error | None, cause: BaseException | None) -> None:
-    """Collective: raises the error of the first rank that has one, on every rank. Ranks of a suspended engine tell each other nothing."""
-    try:
-        if not engine.is_suspended:
-            check(library.ebb_engine_agree(engine._memory.handle, None if own is None else str(own).encode()))
-        elif own is not None:
-            raise own
-    except Error as error:
-        raise error from cause
+    state.agree(None if failure is None else Error(words), failure)
 
 
 def _once(entries: Mapping[str, Any], trainable_only: bool) -> list[tuple[str, torch.Tensor]]:
@@ -214,12 +164,12 @@ def _adapter_of(model: nn.Module) -> tuple[str | None, str]:
     return getattr(model, "active_adapter", None), ""
 
 
-def _of_adapter(engine: "Engine", entries: Mapping[str, Any], adapter: str) -> dict[str, torch.Tensor]:
+def _of_adapter(state: State, entries: Mapping[str, Any], adapter: str) -> dict[str, torch.Tensor]:
     """Collective: the entries of an adapter's file, as peft chooses and names them. A value that peft computes, such as a prompt's, is computed
     from gathered parameters, in modules that every rank runs."""
     import peft
 
-    model = engine.model
+    model = state.model
     kind = model.peft_config[adapter].peft_type
     if kind == peft.PeftType.MULTITASK_PROMPT_TUNING:
         raise Error("save_pretrained of a multitask prompt: peft reads its parameters outside of their units. Use engine.save", "UNIMPLEMENTED")
@@ -230,9 +180,9 @@ def _of_adapter(engine: "Engine", entries: Mapping[str, Any], adapter: str) -> d
             if all(id(value) in given for value in chosen.values()):
                 return chosen
         is_trained = lambda value: isinstance(value, nn.Parameter) and value.requires_grad
-        trained = {key: engine.gather(value._ebb_name) if is_trained(value) else value for key, value in entries.items()}
+        trained = {key: state.gather(value._ebb_name) if is_trained(value) else value for key, value in entries.items()}
         chosen = peft.get_peft_model_state_dict(model, trained, adapter)
-    engine._between_forwards()
+    state.between_forwards()
     return chosen
 
 

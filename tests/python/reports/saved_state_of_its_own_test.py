@@ -153,7 +153,7 @@ def test_an_old_checkpoint_has_buffers_by_the_paths_of_modules():
     engine = ebb.initialize(make(), config())
     stream = io.BytesIO()
     torch.save({"4._checkpoint_wrapped_module.running_mean": torch.arange(8.0)}, stream)
-    ebb._buffers.set_to(engine, stream.getvalue())
+    ebb._buffers.set_to(engine._entries, stream.getvalue())
     assert torch.equal(engine.state_dict()["4.running_mean"], torch.arange(8.0))
     engine.close()
 
@@ -248,8 +248,8 @@ def test_names_are_asked_for_without_values():
     """Names alone cost no gathering, unless a module's own code computes with its parameters."""
     engine = ebb.initialize(make(), config())
     asked = []
-    gather = engine.gather
-    engine.gather = lambda name, *rest, **more: asked.append(name) or gather(name, *rest, **more)
+    gather = engine._state.gather
+    engine._state.gather = lambda name, *rest, **more: asked.append(name) or gather(name, *rest, **more)
     engine._entries.of_names()
     assert asked == ["2.weight", "2.bias"]
     engine.close()

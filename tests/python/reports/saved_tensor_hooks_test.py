@@ -11,7 +11,7 @@ from torch import nn
 from training import squared_error, vector_batches
 
 import ebb
-from ebb._hooks import SavedInRam
+from ebb._saved_tensors import SavedInRam
 
 
 class _ByAddress(torch.autograd.graph.saved_tensors_hooks):

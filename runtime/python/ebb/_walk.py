@@ -20,82 +20,25 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-import threading
-from typing import Any, Callable, Iterator, Protocol, Sequence
+from typing import Any, Callable, Iterator, NamedTuple
 
 import torch
-import torch.utils.checkpoint
 from torch import nn
 
 from ._library import BACKWARD, FORWARD, RECOMPUTE, SHOW, Error
+from ._saved_tensors import WatchedSaves, function_around
 from ._units import Unit
-from .checks import storage
-
-
-def _follow_saved_hooks() -> Callable[[bool], Any]:
-    """Counts the saved-tensor hooks that are pushed and popped, for a torch such as 2.6 that does not say which are on top."""
-    autograd = torch._C._autograd
-    push, pop = autograd._push_saved_tensors_default_hooks, autograd._pop_saved_tensors_default_hooks
-    pushed = threading.local()
-
-    def push_and_count(pack: Any, unpack: Any) -> None:
-        push(pack, unpack)
-        pushed.hooks = [*getattr(pushed, "hooks", []), (pack, unpack)]
-
-    def pop_and_count() -> None:
-        pop()
-        pushed.hooks = getattr(pushed, "hooks", [])[:-1]
-
-    def top(ignore_is_tracing: bool) -> Any:
-        hooks = getattr(pushed, "hooks", None)
-        return hooks[-1] if hooks else None
-
-    autograd._push_saved_tensors_default_hooks, autograd._pop_saved_tensors_default_hooks = push_and_count, pop_and_count
-    return top
-
+from ._visits import Order, Scopes, Visit
 
 _graph_task = torch._C._current_graph_task_id
 _sequence_number = torch.autograd._get_sequence_nr
-_top_saved_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None) or _follow_saved_hooks()
 _engine = torch.autograd.Variable._execution_engine
 
 
-class Visit:
-    """One use of a unit in a round: a forward, and the backward that belongs to it."""
-
-    __slots__ = ("unit", "number", "round", "call", "place", "first_node", "last_node", "is_repeated", "is_spent")
-
-    def __init__(self, unit: Unit, number: int, round_number: int, call: int = 0):
-        self.unit = unit
-        self.number = number  # of this unit's uses in the round
-        self.round = round_number
-        self.call = call  # of the model
-        self.place = -1  # in the declared order of backwards; -1: not declared
-        self.first_node = _sequence_number()
-        self.last_node = self.first_node
-        self.is_repeated = False  # in backward, by the node of a function that has run several visits
-        self.is_spent = False  # a backward without gradients has gone through this call, and no other has come yet
-
-
-class Scopes(Protocol):
-    """The scopes that a walk opens and closes: an engine's, or a record of them."""
-
-    def begin(self, trains: bool) -> None: ...
-    def open(self, kind: int, visit: Visit) -> Any: ...
-    def close(self, kind: int, visit: Visit, scope: Any) -> None: ...
-    def backward_begins(self) -> None: ...
-    def backward_ends(self, is_one_left_out: bool) -> None: ...
-    def leave_round(self) -> None: ...
-    def fail(self, error: str, begins: str = "", walk: Sequence[int] = ()) -> None: ...
-
-
-class _Open:
-    __slots__ = ("visit", "kind", "scope")
-
-    def __init__(self, visit: Visit, kind: int, scope: Any):
-        self.visit = visit
-        self.kind = kind
-        self.scope = scope
+class _Open(NamedTuple):
+    visit: Visit
+    kind: int
+    scope: Any
 
 
 class Walk:
@@ -110,32 +53,24 @@ class Walk:
         self.backward: _Open | None = None
         self.again: _Open | None = None  # a recompute
         self.round = 0
-        self.in_round = False  # a forward with gradients has come, and its backward has not ended
         self.ending = False
         self.only_shows = False  # the backward that runs now gives no parameter a gradient
         self.calls = 0  # of the model
         self.shown: set[int] = set()  # the calls that such a backward goes through
-        self.reached: set[int] = set()  # of the round, the calls that a backward goes through
         self.failure = ""  # of a forward or backward of the step, in words, because the exception would keep tensors
-        self.counts = [0] * len(units)
-        self.pending: list[list[Visit]] = [[] for _ in units]
         self.declared: list[int] = []  # the units of the declared visits
         self.takes: list[bool] = []  # of these visits: the unit has several, and this one takes its gradients
         self.places_in_backward: list[int] = []
-        self.next_declared = 0
-        self.left_out: list[Visit] = []  # of those that take gradients, opened here
-        self.resident_visits: list[Visit] = []
         self.resident_ends: list[Visit] = []  # of a round whose backward has ended
-        # By the node of a torch.autograd.Function, such as a reentrant checkpoint: the visits that its forward has run without gradients.
-        self.regions: dict[Any, list[Visit]] = {}
         # The units that have their saved tensors watched: all at first; later those with a backward that began with a saved tensor.
         self.watch_saved = {unit.index for unit in units if not unit.keep_whole}
         self.saved_began: set[int] = set()
-        self.saved_hooks: list[tuple[nn.Module, Any]] = []  # that are pushed now, and the module whose forward runs under them
+        self.saves = WatchedSaves()
         self.handles: list[Any] = []
         self.attached: set[nn.Module] = set()
         self.last_hooks: dict[nn.Module, int] = {}  # the numbers of those that run after a module's forward
         self.is_paused = False  # hooks do nothing: a forward that another walk follows
+        self._new_round()
 
     # Hooks.
 
@@ -176,7 +111,7 @@ class Walk:
             self._recompute(unit)
             return
         if self.forward is not None and self.forward.visit.unit is unit:
-            self._push_saved_hooks(module, self.forward.visit)
+            self._watch_saves(module, self.forward.visit)
             return
         self._check_begin(unit)
         self._watch_open((arguments, keywords))
@@ -192,7 +127,7 @@ class Walk:
         self.forward = self._open(FORWARD, visit)
         if trains or around is not None:
             self.pending[unit.index].append(visit)
-        self._push_saved_hooks(module, visit)
+        self._watch_saves(module, visit)
 
     def _before_residents(self, module: nn.Module, arguments: Any) -> None:
         if self.is_paused or _graph_task() != -1 or self.forward is not None:
@@ -223,8 +158,7 @@ class Walk:
                 if alone:
                     self._close_recompute()
             return
-        if self.saved_hooks and self.saved_hooks[-1][0] is module:
-            self._pop_saved_hooks()
+        self.saves.pop(module)
         open_here = self.forward
         if open_here is None or open_here.visit.unit is not unit:
             return
@@ -240,7 +174,7 @@ class Walk:
         self._close_forward()
         self.calls += 1
         if len(self.residents) == len(self.units) and self.in_round and torch.is_grad_enabled():
-            for tensor in tensors_in(output):  # no unit's backward will say that backward has begun
+            for tensor in tensors_with_nodes(output):  # no unit's backward will say that backward has begun
                 tensor.grad_fn.register_prehook(lambda gradients: self._start_backward())
         error = sys.exc_info()[1]
         if output is None and error is not None:
@@ -260,7 +194,7 @@ class Walk:
                 self.scopes.close(FORWARD, visit, scope)
                 self.resident_visits.append(visit)
 
-    def expect(self, order: Any) -> None:
+    def expect(self, order: Order) -> None:
         """The declared Order of a round."""
         self.declared = [visit.unit for visit in order.visits]
         self.places_in_backward = order.places_in_backward()
@@ -287,7 +221,7 @@ class Walk:
         return visit
 
     def _watch(self, visit: Visit, output: Any, closes: bool) -> None:
-        for tensor in tensors_in(output):
+        for tensor in tensors_with_nodes(output):
             self._watch_node(visit, tensor.grad_fn)
             # In-place operations on a view replace its node, and keep its base's.
             if tensor._is_view() and tensor._base is not None:
@@ -309,34 +243,13 @@ class Walk:
         if node is not None and node._sequence_nr() >= visit.first_node:
             node.register_prehook(functools.partial(self._reached, visit))
 
-    def _push_saved_hooks(self, module: nn.Module, visit: Visit) -> None:
-        """Watches the tensors that the unit saves. The trainer's own hooks around the model see them too, but not the unit's parameters: several
-        units share a memory, so an address does not tell a parameter. In backward the unit shows its parameters again."""
-        outer = _top_saved_hooks(True)
+    def _watch_saves(self, module: nn.Module, visit: Visit) -> None:
         watches = visit.unit.index in self.watch_saved and len(visit.unit.modules) == 1
-        pack, unpack = outer or (_kept, _kept)
-        is_pushed = bool(self.saved_hooks) and pack is self.saved_hooks[-1][1].pack_hook
-        if not torch.is_grad_enabled() or is_pushed or (outer is None and not watches):
-            return
-        if getattr(pack, "__module__", "") == torch.utils.checkpoint.__name__:
-            return
-        own = frozenset(storage(parameter) for parameter in visit.unit.parameters) if outer else frozenset()
-        hooks = torch.autograd.graph.saved_tensors_hooks(
-            functools.partial(_packed, own, pack), functools.partial(self._unpacked, visit if watches else None, unpack)
-        )
-        hooks.__enter__()
-        self.saved_hooks.append((module, hooks))
-
-    def _pop_saved_hooks(self) -> None:
-        """If they are on top. Otherwise code of the module has pushed hooks of its own, which it pops first."""
-        if self.saved_hooks and (top := _top_saved_hooks(True)) is not None and top[0] is self.saved_hooks[-1][1].pack_hook:
-            self.saved_hooks.pop()[1].__exit__(None, None, None)
+        self.saves.push(module, visit.unit, functools.partial(self._unpacks, visit) if watches else None)
 
     def _close_forward(self) -> None:
         opened, self.forward = self.forward, None
-        if opened is not None:
-            opened.visit.last_node = _sequence_number()
-            self._close(opened)
+        self._close(opened)
 
     def _open(self, kind: int, visit: Visit) -> _Open:
         if self.only_shows:
@@ -344,8 +257,9 @@ class Walk:
             self.shown.add(visit.call)
         return _Open(visit, kind, self.scopes.open(kind, visit))
 
-    def _close(self, opened: _Open) -> None:
-        self.scopes.close(opened.kind, opened.visit, opened.scope)
+    def _close(self, opened: _Open | None) -> None:
+        if opened is not None:
+            self.scopes.close(opened.kind, opened.visit, opened.scope)
 
     # Backward.
 
@@ -353,11 +267,10 @@ class Walk:
         if self.backward is None or self.backward.visit is not visit:
             self._backward_begins(visit)
 
-    def _unpacked(self, visit: Visit | None, unpack: Callable[[Any], torch.Tensor], saved: Any) -> torch.Tensor:
-        if visit is not None and _graph_task() != -1 and (self.backward is None or self.backward.visit is not visit):
+    def _unpacks(self, visit: Visit) -> None:
+        if _graph_task() != -1 and (self.backward is None or self.backward.visit is not visit):
             self.saved_began.add(visit.unit.index)
             self._backward_begins(visit)
-        return _restored(unpack, saved)
 
     @contextlib.contextmanager
     def _failing(self) -> Iterator[None]:
@@ -370,25 +283,22 @@ class Walk:
 
     def _backward_begins(self, visit: Visit) -> None:
         with self._failing():
-            self._open_backward(visit)
-
-    def _open_backward(self, visit: Visit) -> None:
-        if visit.round != self.round:
-            raise Error(
-                f"backward through a forward of '{visit.unit.name}' whose step, or whose backward, is over. Add the losses of one forward and call "
-                "backward once, and call torch.autograd.grad before backward. A forward that it has gone through ends when the model is called again"
-            )
-        if torch.is_grad_enabled() and not self._in_checkpoint():
-            raise Error(f"backward of '{visit.unit.name}' with create_graph=True: second derivatives are not supported", "UNIMPLEMENTED")
-        self._start_backward()
-        self._close_recompute()
-        self._close_backward()
-        self.reached.add(visit.call)
-        if not self.only_shows and visit in self.pending[visit.unit.index]:
-            self.pending[visit.unit.index].remove(visit)
-            visit.is_spent = False
-            self._take_left_out(visit.place)
-        self.backward = self._open(BACKWARD, visit)
+            if visit.round != self.round:
+                raise Error(
+                    f"backward through a forward of '{visit.unit.name}' whose step, or whose backward, is over. Add the losses of one forward and call "
+                    "backward once, and call torch.autograd.grad before backward. A forward that it has gone through ends when the model is called again"
+                )
+            if torch.is_grad_enabled() and not self._in_checkpoint():
+                raise Error(f"backward of '{visit.unit.name}' with create_graph=True: second derivatives are not supported", "UNIMPLEMENTED")
+            self._start_backward()
+            self._close_recompute()
+            self._close_backward()
+            self.reached.add(visit.call)
+            if not self.only_shows and visit in self.pending[visit.unit.index]:
+                self.pending[visit.unit.index].remove(visit)
+                visit.is_spent = False
+                self._take_left_out(visit.place)
+            self.backward = self._open(BACKWARD, visit)
 
     def _take_left_out(self, before: float) -> None:
         for visit in sorted((visit for visit in self.left_out if visit.place < before), key=lambda visit: visit.place):
@@ -406,8 +316,7 @@ class Walk:
 
     def _close_backward(self) -> None:
         opened, self.backward = self.backward, None
-        if opened is not None:
-            self._close(opened)
+        self._close(opened)
 
     def _gives_gradients(self) -> bool:
         """Whether the backward that runs now puts a gradient into `.grad` of a parameter."""
@@ -466,14 +375,15 @@ class Walk:
 
     def _new_round(self) -> None:
         self.round += 1
-        self.in_round = False
+        self.in_round = False  # a forward with gradients has come, and its backward has not ended
         self.next_declared = 0
-        self.left_out = []
-        self.resident_visits = []
-        self.regions = {}
-        self.reached = set()
+        self.left_out: list[Visit] = []  # of those that take gradients, opened here
+        self.resident_visits: list[Visit] = []
+        # By the node of a torch.autograd.Function, such as a reentrant checkpoint: the visits that its forward has run without gradients.
+        self.regions: dict[Any, list[Visit]] = {}
+        self.reached: set[int] = set()  # the calls that a backward goes through
         self.counts = [0] * len(self.units)
-        self.pending = [[] for _ in self.units]
+        self.pending: list[list[Visit]] = [[] for _ in self.units]
 
     # Forwards that checkpointing repeats within backward.
 
@@ -509,14 +419,13 @@ class Walk:
 
     def _close_recompute(self) -> None:
         opened, self.again = self.again, None
-        if opened is not None:
-            self._close(opened)
+        self._close(opened)
 
     # From outside.
 
     def settle(self) -> None:
         """Closes the open forward."""
-        self._pop_saved_hooks()
+        self.saves.pop()
         self._close_forward()
 
     def fail(self, error: BaseException, is_whole: bool = False) -> None:
@@ -533,7 +442,7 @@ class Walk:
 
     def forget(self) -> None:
         """Forgets open visits, because their step was dropped or has ended."""
-        self._pop_saved_hooks()
+        self.saves.pop()
         self.failure = ""
         self.forward = self.backward = self.again = None
         self.ending = self.only_shows = False
@@ -553,110 +462,19 @@ def never_compiled(hook: Callable[..., Any]) -> Callable[..., Any]:
     return disabled
 
 
-def function_around() -> Any:
-    """The node of the torch.autograd.Function, such as a reentrant checkpoint, whose forward runs this one. Gradients are off in it, but it
-    belongs to the step. None if gradients were off around the function too, because its node then has no edges."""
-    frame = sys._getframe(1)
-    for _ in range(60):
-        if frame is None:
-            return None
-        code = frame.f_code
-        if code.co_name == "forward" and code.co_argcount > 0 and code.co_varnames[0] != "self":
-            node = frame.f_locals.get(code.co_varnames[0])
-            if isinstance(node, torch.autograd.function.BackwardCFunction) and node.next_functions:
-                return node
-        frame = frame.f_back
-    return None
-
-
-def checkpoint_around() -> bool | None:
-    """Whether the checkpoint that runs this forward is reentrant; None: there is no checkpoint."""
-    hooks = _top_saved_hooks(True)
-    if hooks is not None and getattr(hooks[0], "__module__", "") == torch.utils.checkpoint.__name__:
-        return False
-    node = None if torch.is_grad_enabled() else function_around()
-    return True if node is not None and node.name().startswith("CheckpointFunction") else None
-
-
-@contextlib.contextmanager
-def without_saved_hooks() -> Iterator[None]:
-    """Takes the saved-tensor hooks away meanwhile. Those of a checkpoint would count the tensors that are saved here."""
-    autograd, taken = torch._C._autograd, []
-    while (hooks := _top_saved_hooks(True)) is not None:
-        autograd._pop_saved_tensors_default_hooks()
-        taken.append(hooks)
-    try:
-        yield
-    finally:
-        for pack, unpack in reversed(taken):
-            autograd._push_saved_tensors_default_hooks(pack, unpack)
-
-
-def _kept(saved: torch.Tensor) -> torch.Tensor:
-    return saved
-
-
-class _Own:
-    """A parameter of the unit that saves it, or a view of one."""
-
-    __slots__ = ("tensor",)
-
-    def __init__(self, tensor: torch.Tensor):
-        self.tensor = tensor
-
-
-def _packed(own: frozenset[int], pack: Callable[[torch.Tensor], Any], saved: torch.Tensor) -> Any:
-    return _Own(saved) if own and storage(saved) in own else pack(saved)
-
-
-def _restored(unpack: Callable[[Any], torch.Tensor], saved: Any) -> torch.Tensor:
-    return saved.tensor if isinstance(saved, _Own) else unpack(saved)
-
-
-class SavedInRam:
-    """Keeps in pinned RAM what the model's forward saves for its backward, except for parameters. It has the attribute `remove` of a handle."""
-
-    def __init__(self, model: nn.Module, units: list[Unit]):
-        self.residents = [parameter for unit in units if unit.keep_whole for parameter in unit.parameters]
-        self.hooks: list[Any] = []  # that are pushed now
-        self.handles = [
-            model.register_forward_pre_hook(self._push, prepend=True),
-            model.register_forward_hook(self._pop, always_call=True),
-        ]
-
-    def remove(self) -> None:
-        for handle in self.handles:
-            handle.remove()
-
-    def _push(self, module: nn.Module, arguments: Any) -> None:
-        if _graph_task() != -1 or not torch.is_grad_enabled() or _top_saved_hooks(True) is not None:
-            return  # the hooks of the trainer decide
-        ram = torch.autograd.graph.save_on_cpu(pin_memory=True)
-        own = frozenset(storage(parameter) for parameter in self.residents)
-        hooks = torch.autograd.graph.saved_tensors_hooks(
-            functools.partial(_packed, own, ram.pack_hook), functools.partial(_restored, ram.unpack_hook)
-        )
-        hooks.__enter__()
-        self.hooks.append(hooks)
-
-    def _pop(self, module: nn.Module, arguments: Any, output: Any) -> None:
-        if self.hooks and _graph_task() == -1:
-            self.hooks.pop().__exit__(None, None, None)
-
-
-def tensors_in(value: Any, depth: int = 0) -> Iterator[torch.Tensor]:
+def tensors_with_nodes(value: Any, depth: int = 0) -> Iterator[torch.Tensor]:
     """The tensors with a node in tuples, lists, dicts, dataclasses and other objects with attributes."""
     if isinstance(value, torch.Tensor):
         if value.grad_fn is not None:
             yield value
     elif isinstance(value, (list, tuple, set)):
         for item in value:
-            yield from tensors_in(item, depth + 1)
+            yield from tensors_with_nodes(item, depth + 1)
     elif isinstance(value, dict):
         for item in value.values():
-            yield from tensors_in(item, depth + 1)
+            yield from tensors_with_nodes(item, depth + 1)
     elif depth < 4 and not isinstance(value, (str, bytes, int, float, type(None), nn.Module, type)):
         attributes = getattr(value, "__dict__", None)
         if attributes:
             for item in attributes.values():
-                yield from tensors_in(item, depth + 1)
+                yield from tensors_with_nodes(item, depth + 1)

@@ -1,0 +1,188 @@
+"""An engine's state between forwards: whole values of parameters, which are gathered from the shards of all ranks, or written to them."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from typing import Any, Callable, Mapping
+
+import torch
+from torch import nn
+
+from . import _library
+from ._fixed import Members
+from ._hidden import Name, as_plain
+from ._library import MASTER, Error, check, library
+from ._steps import Steps
+from ._tensors import Memory
+from ._units import Unit
+from ._walk import Walk
+from ._world import World
+
+
+class State:
+    """Is the _hidden.Owner of the parameters."""
+
+    def __init__(self, model: nn.Module, world: World, memory: Memory, units: list[Unit], first_id: list[int], steps: Steps, walk: Walk):
+        """`first_id`: for each unit, the library's number of its first parameter."""
+        self.model = model
+        self.world = world
+        self.memory = memory
+        self.steps = steps
+        self.walk = walk
+        self.members = Members(model)
+        self.ids: dict[str, int] = {}
+        self.parameters: dict[str, nn.Parameter] = {}
+        for unit, first in zip(units, first_id):
+            for i, (name, parameter) in enumerate(zip(unit.names, unit.parameters)):
+                self.ids[name] = first + i
+                self.parameters[name] = parameter
+                parameter._ebb_name = Name(name, self)
+
+    def check(self) -> None:
+        if self.memory.closed:
+            raise Error("the engine was closed")
+        self.memory.check_process()
+
+    def between_forwards(self, checks_writes: bool = True) -> None:
+        self.check()
+        self.walk.settle()
+        self.walk.leave_spent()
+        if checks_writes:
+            self.members.check()
+            self.steps.check_writes()
+        self.steps.finish_evaluation()
+
+    def between_steps(self, call: str) -> None:
+        self.between_forwards()
+        if self.steps.in_step:
+            raise Error(f"{call}() within a step: call it after step(), or drop() the step")
+
+    @property
+    def is_suspended(self) -> bool:
+        return not self.steps.slots[0].views
+
+    def agree(self, own: Error | None, cause: BaseException | None) -> None:
+        """Collective: raises the error of the first rank that has one, on every rank. Ranks of a suspended engine tell each other nothing."""
+        try:
+            if not self.is_suspended:
+                check(library.ebb_engine_agree(self.memory.handle, None if own is None else str(own).encode()))
+            elif own is not None:
+                raise own
+        except Error as error:
+            raise error from cause
+
+    # Of _hidden.Owner.
+
+    def has_taken(self, name: str) -> bool:
+        return name in self.steps.taken
+
+    def makes_current(self) -> bool:
+        if self.steps.is_stale and self.world.size == 1:
+            with torch.no_grad(), as_plain():
+                self.steps.refresh_residents()
+        return self.world.size == 1 or not self.steps.is_stale
+
+    def fail(self, error: Error) -> None:
+        is_here = os.getpid() == self.memory.process and threading.current_thread() is threading.main_thread()
+        if is_here and self.steps.in_step:
+            with as_plain():
+                self.walk.fail(error)
+
+    # Whole values.
+
+    def gather(self, name: str, rank: int = -1, master: bool = False) -> torch.Tensor | None:
+        """Collective: as Engine.gather(), by the engine's name."""
+        self.between_forwards(checks_writes=False)  # of many parameters in turn
+        shape = self.parameters[name].shape
+        here = rank in (-1, self.world.rank)
+        whole = torch.empty(shape, dtype=torch.float32, device="cpu") if here else None
+        address = whole.data_ptr() if here else 0
+        self.gather_pieces(name, lambda values, begin, end: ctypes.memmove(address + 4 * begin, values, 4 * (end - begin)), rank)
+        return whole if master or whole is None else whole.to(self.parameters[name].dtype)
+
+    def gather_pieces(self, name: str, piece: Callable[[Any, int, int], None], rank: int) -> None:
+        """Collective: calls `piece`(pointer to fp32 values, begin, end) for at most 1 MiB at a time, in order. `rank`: the rank that makes
+        these calls; -1: all do."""
+        failures: list[BaseException] = []
+
+        def sink(user, parameter, begin, end, values) -> int:
+            try:
+                piece(values, begin, end)
+            except BaseException as error:
+                failures.append(error)
+                return 1
+            return 0
+
+        code = library.ebb_gather(self.memory.handle, self.ids[name], MASTER, rank, _library.SINK(sink), None)
+        if failures:
+            raise failures[0]
+        check(code)
+
+    def whole_values(self, device: torch.device) -> dict[str, torch.Tensor]:
+        """Collective, of close(keep_values=True)."""
+        self.between_steps("close(keep_values=True)")
+        if self.is_suspended:
+            raise Error("close(keep_values=True) while the engine is suspended: call resume() first")
+        failure, values = None, {}
+        try:
+            for name, parameter in self.parameters.items():
+                values[name] = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+        except (RuntimeError, MemoryError) as error:
+            failure = error
+        self.steps.begin(trains=False)  # the mean loss of an evaluation tells every rank whether one has failed
+        self.steps.add_loss(torch.tensor(0.0 if failure is None else 1.0, device=device))
+        if self.steps.finish_evaluation() > 0:
+            why = f": {failure}" if failure is not None else ", on another rank"
+            raise Error(
+                f"close(keep_values=True): the whole model does not fit into memory{why}. The engine is still open: save with save_pretrained() or "
+                "save(), then close()", "RESOURCE_EXHAUSTED"
+            ) from failure
+        for name, value in values.items():
+            flat = value.view(-1)
+
+            def take(numbers: Any, begin: int, end: int, into: torch.Tensor = flat) -> None:
+                piece = (ctypes.c_float * (end - begin)).from_address(ctypes.addressof(numbers.contents))
+                into[begin:end].copy_(torch.frombuffer(piece, dtype=torch.float32))
+
+            self.gather_pieces(name, take, rank=-1)
+        return values
+
+    def check_can_write(self) -> None:
+        if self.steps.in_step:
+            raise Error("parameters can be written only between steps: after step() or drop()")
+
+    def write(self, values: Mapping[str, torch.Tensor]) -> None:
+        """Collective: sets parameters by their fp32 masters. Parameters that are not named keep their values, which are read and written again."""
+        self.check_can_write()
+        given: dict[int, torch.Tensor] = {}
+        for name, value in values.items():
+            shape = self.parameters[name].shape
+            if value.shape != shape:
+                raise Error(f"'{name}' has the shape {list(shape)}, and was given {list(value.shape)}", "INVALID_ARGUMENT")
+            given[self.ids[name]] = value.detach().to("cpu", torch.float32).contiguous()
+        kept: dict[int, dict[tuple[int, int], bytes]] = {}  # by parameter, begin and end
+        if len(given) < len(self.ids):
+            def keep(user, parameter, begin, end, numbers) -> int:
+                if parameter not in given:
+                    kept.setdefault(parameter, {})[begin, end] = ctypes.string_at(numbers, 4 * (end - begin))
+                return 0
+
+            check(library.ebb_read(self.memory.handle, MASTER, None, _library.SINK(keep), None))
+
+        def fill(user, parameter, begin, end, numbers) -> int:
+            address = ctypes.addressof(numbers.contents)
+            if parameter in given:
+                ctypes.memmove(address, given[parameter].data_ptr() + 4 * begin, 4 * (end - begin))
+                return 0
+            done = 0
+            for (first, last), values in kept.get(parameter, {}).items():
+                low, high = max(first, begin), min(last, end)
+                if low < high:
+                    ctypes.memmove(address + 4 * (low - begin), values[4 * (low - first) : 4 * (high - first)], 4 * (high - low))
+                    done += high - low
+            return 0 if done == end - begin else 1
+
+        check(library.ebb_write(self.memory.handle, MASTER, None, _library.FILL(fill), None))
+        self.steps.refresh_residents()

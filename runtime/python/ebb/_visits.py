@@ -1,0 +1,78 @@
+"""The uses of units in a round, a forward and its backward: as they are declared, and as a walk meets them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol, Sequence
+
+import torch
+
+from ._library import BACKWARD, FORWARD
+from ._units import Unit
+
+_sequence_number = torch.autograd._get_sequence_nr
+
+
+@dataclass
+class Declared:
+    unit: int
+    forward: bool = True
+    backward: bool = True
+    gradients: bool = True
+
+
+@dataclass
+class Order:
+    visits: list[Declared]
+    events: list[tuple[int, int, int]] = field(default_factory=list)  # opens, kind, visit; none: the visits in turn
+    seen: bool = False  # else it is that of registration
+    outside: list[str] = field(default_factory=list)  # parameters that were used outside of their unit
+
+    def taking_visits(self, units: int) -> list[int]:
+        """For each unit the visit that takes gradients. Autograd gives them once, in the last backward."""
+        taking, counts = [0] * units, [0] * units
+        for visit in self.visits:
+            if visit.gradients and visit.backward:
+                taking[visit.unit] = counts[visit.unit]
+            counts[visit.unit] += 1
+        return taking
+
+    def places_in_backward(self) -> list[int]:
+        """For each visit when its backward comes, counted over backwards."""
+        events = self.events or in_turn(self.visits)
+        of_visit = {visit: place for place, visit in enumerate(visit for opens, kind, visit in events if opens and kind == BACKWARD)}
+        return [of_visit.get(number, -1) for number in range(len(self.visits))]
+
+
+def in_turn(visits: list[Declared]) -> list[tuple[int, int, int]]:
+    events = [(opens, FORWARD, number) for number in range(len(visits)) for opens in (1, 0)]
+    backward = [number for number in reversed(range(len(visits))) if visits[number].backward]
+    return events + [(opens, BACKWARD, number) for number in backward for opens in (1, 0)]
+
+
+class Visit:
+    """One use of a unit in a round: a forward, and the backward that belongs to it."""
+
+    __slots__ = ("unit", "number", "round", "call", "place", "first_node", "is_repeated", "is_spent")
+
+    def __init__(self, unit: Unit, number: int, round_number: int, call: int = 0):
+        self.unit = unit
+        self.number = number  # of this unit's uses in the round
+        self.round = round_number
+        self.call = call  # of the model
+        self.place = -1  # in the declared order of backwards; -1: not declared
+        self.first_node = _sequence_number()
+        self.is_repeated = False  # in backward, by the node of a function that has run several visits
+        self.is_spent = False  # a backward without gradients has gone through this call, and no other has come yet
+
+
+class Scopes(Protocol):
+    """The scopes that a walk opens and closes: an engine's, or a record of them, which inherits what it need not note."""
+
+    def begin(self, trains: bool) -> None: ...
+    def open(self, kind: int, visit: Visit) -> Any: ...
+    def close(self, kind: int, visit: Visit, scope: Any) -> None: ...
+    def backward_begins(self) -> None: ...
+    def backward_ends(self, is_one_left_out: bool) -> None: ...
+    def leave_round(self) -> None: ...
+    def fail(self, error: str, begins: str = "", walk: Sequence[int] = ()) -> None: ...
