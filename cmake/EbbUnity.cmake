@@ -21,8 +21,9 @@ function(ebb_unity target)
   endif()
 endfunction()
 
-# Highway's foreach_target.h includes some files again by their own name, for each instruction set. These are compiled alone.
-function(ebb_highway_sources)
+# Sources that are in no group: Highway's foreach_target.h includes some again by their own name, for each instruction set; and a
+# function that a test program may define in place of the library's must be the only one of its object.
+function(ebb_compiled_alone)
   set_source_files_properties(${ARGN} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
 endfunction()
 

@@ -10,7 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "ebb/offload/test_hooks.h"
+#include "ebb/offload/overrides.h"
 #include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/config/requests_in_flight.h"
 #include "ebb/sharding/fit/budget.h"
@@ -68,7 +68,7 @@ void SwapStorage::Charge() {
 absl::Status SwapStorage::CreateFile(ShardFile::Options& options,
                                      std::unique_ptr<ShardFile>& file) {
   if (options.bytes == 0) return absl::OkStatus();
-  if (const auto& injected = GetOffloadTestHooks().wrap_queue)
+  if (const auto& injected = GivenOverrides().wrap_queue)
     options.wrap_queue = injected(options.owner, options.name);
   EBB_ASSIGN_OR_RETURN(file, ShardFile::Create(options));
   return absl::OkStatus();

@@ -20,7 +20,7 @@
 #include "absl/strings/str_cat.h"
 #include "ebb/offload/file_handle.h"
 #include "ebb/offload/io_error.h"
-#include "ebb/offload/test_hooks.h"
+#include "ebb/offload/overrides.h"
 #include "ebb/runtime/base/io_backend.h"
 #include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/trace/log.h"
@@ -140,7 +140,7 @@ absl::StatusOr<UnnamedFile> UnnamedFile::Create(const std::string& directory,
       absl::StrCat(directory, " (", absl::string_view(title.data(), title.size()), ")"));
   EBB_RETURN_IF_ERROR(file.Reserve(0, bytes, whole_need));
   file.bytes_ = bytes;
-  if (const auto& injected = GetOffloadTestHooks().made) injected(file.path_, file.descriptor());
+  if (const auto& injected = GivenOverrides().made) injected(file.path_, file.descriptor());
   return file;
 }
 
@@ -171,7 +171,7 @@ absl::Status UnnamedFile::Reserve(int64_t from, int64_t bytes, std::string_view 
             ")"),
         error);
   };
-  if (const auto& injected = GetOffloadTestHooks().reserve) {
+  if (const auto& injected = GivenOverrides().reserve) {
     if (const int error = injected(path_)) return failed(error);
   }
   // A write beyond this limit raises a signal, which ends the process.

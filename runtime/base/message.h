@@ -1,4 +1,4 @@
-// Messages about a configuration: a key is quoted, a value is shown as JSON, and both are
+// Texts of errors: a key is quoted, a value is shown as JSON, and both are
 // shortened.
 #pragma once
 

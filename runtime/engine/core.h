@@ -1,4 +1,5 @@
-// The objects that all parts of an engine work on. A part takes the core and the parts that it names.
+// The objects that most parts of an engine work on. A part takes the core and the parts that it
+// names.
 #pragma once
 
 namespace ebb {
@@ -15,7 +16,8 @@ class StreamOrder;
 struct EngineInputs;
 struct KernelsByStream;
 
-// Made by Create, once there is memory. The engine owns the objects, which outlive its parts.
+// Made by Create, once there is memory. The engine owns the objects, which outlive its parts. For
+// another plan (Engine::Reorder) `order` is made anew at its address.
 struct Core {
   const EngineInputs& inputs;
   RunnablePlans& plans;

@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "ebb/offload/test_hooks.h"
 #include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/checkpoint/file_access.h"
 #include "ebb/runtime/checkpoint/folder.h"
@@ -20,6 +19,7 @@
 #include "ebb/runtime/trace/log.h"
 #include "own_folder.h"
 #include "tests/offload/system_files.h"
+#include "tests/offload/test_overrides.h"
 #include "tests/status.h"
 #include "way.h"
 
@@ -437,12 +437,12 @@ TEST_F(CheckpointTest, AnErrorOfOneRankIsEveryRanksAndTheOlderOneStays) {
 TEST_F(CheckpointTest, ASaveForWhichTheHostHasNoMemoryIsRefusedBeforeTraining) {
   const SystemFiles files;
   files.Memory(/*available_kib=*/2 * 30 * 1024, /*swap_kib=*/0);
-  GetOffloadTestHooks().system_root = files.root();
+  TestOverrides().system_root = files.root();
   OnWay({.world = 2, .stage = 3}, [&](Engine& engine, ToyModel&, int) {
     EXPECT_THAT(CheckSaves(engine, folder_, 1),
                 StatusIs(absl::StatusCode::kResourceExhausted, "a save: 32.0 MiB"));
   });
-  GetOffloadTestHooks() = {};
+  TestOverrides() = {};
 }
 
 }  // namespace

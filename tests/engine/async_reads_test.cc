@@ -15,10 +15,10 @@
 #include <tuple>
 #include <vector>
 
-#include "ebb/offload/test_hooks.h"
 #include "ebb/runtime/base/status_macros.h"
 #include "tests/engine/scripted.h"
 #include "tests/offload/scratch.h"
+#include "tests/offload/test_overrides.h"
 #include "tests/status.h"
 
 namespace ebb::testing::async_reads_test {
@@ -303,7 +303,7 @@ TEST_P(AsyncReadsTest, DoNotDelayStepsIfStatesAreOnTheDisk) {
 
 TEST_P(AsyncReadsTest, DelayUpdatesIfTheDiskHasNoRoom) {
   if (GetParam().states != Tier::kNvme || GetParam().split) GTEST_SKIP();
-  GetOffloadTestHooks().reserve = [](std::string_view path) {
+  TestOverrides().reserve = [](std::string_view path) {
     return path.find("saved-states") != std::string_view::npos ? ENOSPC : 0;
   };
   Run([&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
@@ -320,7 +320,7 @@ TEST_P(AsyncReadsTest, DelayUpdatesIfTheDiskHasNoRoom) {
     }
     return absl::OkStatus();
   });
-  GetOffloadTestHooks().reserve = nullptr;
+  TestOverrides().reserve = nullptr;
 }
 
 TEST_P(AsyncReadsTest, GoOnBesideEvaluationsAndSuspension) {

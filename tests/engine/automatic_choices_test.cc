@@ -198,9 +198,9 @@ TEST(VerifySwapChoice, AutoIsAllIfTheDiskTakesLongerAndLogsTheMeasurement) {
       const Cell cell{.name = "", .world = world};
       Config config = ConfigFor(cell, scratch.path());
       config.ebb.verify_swap = VerifySwap::kAuto;
-      GetOffloadTestHooks().disk_rate = rate;
+      TestOverrides().disk_rate = rate;
       const Chosen chosen = ChosenFor(cell, config);
-      MadeFiles::ClearHooks();
+      MadeFiles::ClearOverrides();
       const bool is_all = rate == kDiskRates[0];
       for (const VerifySwap of_rank : chosen.of_ranks)
         EXPECT_EQ(of_rank, is_all ? VerifySwap::kAll : VerifySwap::kStates);
@@ -219,12 +219,12 @@ TEST(VerifySwapChoice, AutoFindsAFlippedBitInTheChosenClasses) {
       const Cell cell{.name = ""};
       Config config = ConfigFor(cell, scratch.path());
       config.ebb.verify_swap = VerifySwap::kAuto;
-      GetOffloadTestHooks().disk_rate = rate;
+      TestOverrides().disk_rate = rate;
       const Trained run =
           Train(cell, config, /*before=*/0, 3, [&](const std::string& path, const sharding::Plan&) {
             FlipBit(FileOf(path, 0, of_states ? "states" : "parameters"), 1);
           });
-      MadeFiles::ClearHooks();
+      MadeFiles::ClearOverrides();
       const bool is_found = of_states || rate == kDiskRates[0];
       EXPECT_EQ(run.statuses.front().code(),
                 is_found ? absl::StatusCode::kDataLoss : absl::StatusCode::kOk)

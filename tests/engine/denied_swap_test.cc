@@ -25,7 +25,6 @@
 #include "ebb/offload/io_error.h"
 #include "ebb/offload/pinned_memory.h"
 #include "ebb/offload/shard_file.h"
-#include "ebb/offload/test_hooks.h"
 #include "tests/engine/scripted.h"
 #include "tests/engine/toy_model.h"
 #include "tests/new_process.h"
@@ -35,6 +34,7 @@
 #include "tests/offload/locked_memory.h"
 #include "tests/offload/ordinary_user.h"
 #include "tests/offload/scratch.h"
+#include "tests/offload/test_overrides.h"
 #include "tests/ranks.h"
 #include "tests/status.h"
 
@@ -221,7 +221,7 @@ TEST(RegisteredSwapTest, AllTransfersUseMemoryRegisteredWithTheRings) {
   std::mutex mutex;
   bool in_steps = false;
   std::vector<std::span<const std::byte>> moved;
-  GetOffloadTestHooks().wrap_queue = [&](std::string_view, std::string_view) {
+  TestOverrides().wrap_queue = [&](std::string_view, std::string_view) {
     return WithFaults([&](IoRequest& request) -> std::optional<int64_t> {
       const std::lock_guard lock(mutex);
       if (in_steps) moved.emplace_back(request.data, static_cast<size_t>(request.bytes));
@@ -247,7 +247,7 @@ TEST(RegisteredSwapTest, AllTransfersUseMemoryRegisteredWithTheRings) {
       watch(false);
     }
   });
-  GetOffloadTestHooks() = {};
+  TestOverrides() = {};
   if (!ran) GTEST_SKIP() << "no seccomp filter can be set here";
   if (calls == 0) GTEST_SKIP() << "no io_uring here";
   for (const absl::Status& status : trained) EXPECT_EQ(status, absl::OkStatus());

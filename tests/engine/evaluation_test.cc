@@ -12,13 +12,13 @@
 #include <utility>
 #include <vector>
 
-#include "ebb/offload/test_hooks.h"
 #include "ebb/runtime/base/status_macros.h"
 #include "ebb/sharding/plan.h"
 #include "tests/engine/scripted.h"
 #include "tests/engine/toy_model.h"
 #include "tests/offload/gate.h"
 #include "tests/offload/scratch.h"
+#include "tests/offload/test_overrides.h"
 #include "tests/ranks.h"
 #include "tests/status.h"
 
@@ -375,7 +375,7 @@ TEST_P(LeftEvaluationTest, ItsReadsFromTheDiskAreOverBeforeAnythingIsWritten) {
   std::atomic<int64_t> held_from = INT64_MAX;  // of the file of parameters
   Gate gate(
       [&](const IoRequest& request) { return !request.write && request.offset >= held_from; });
-  GetOffloadTestHooks().wrap_queue = [&](std::string_view, std::string_view file) {
+  TestOverrides().wrap_queue = [&](std::string_view, std::string_view file) {
     return file == "parameters" ? gate.Before() : Gate::WrapQueue();
   };
   const ToyModel toy({.width = 67});
@@ -408,7 +408,7 @@ TEST_P(LeftEvaluationTest, ItsReadsFromTheDiskAreOverBeforeAnythingIsWritten) {
     EBB_RETURN_IF_ERROR(ExpectWritten(engine, model));
     return ExpectWritten(engine, model);
   });
-  GetOffloadTestHooks() = {};
+  TestOverrides() = {};
   EXPECT_OK(status);
 }
 

@@ -20,7 +20,6 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"
 #include "ebb/ebb.h"
-#include "ebb/offload/test_hooks.h"
 #include "ebb/runtime/trace/resident_set.h"
 #include "ebb/sharding/memory_model.h"
 #include "ebb/sharding/plan.h"
@@ -29,6 +28,7 @@
 #include "tests/offload/scratch.h"
 #include "tests/offload/status_line.h"
 #include "tests/offload/system_files.h"
+#include "tests/offload/test_overrides.h"
 #include "tests/ranks.h"
 #include "tests/status.h"
 
@@ -47,7 +47,7 @@ constexpr int64_t kSavesKib = kWorld * (sharding::kSaveBufferBytes >> 10);
 class HostMemoryTest : public ::testing::Test {
  protected:
   HostMemoryTest() {
-    GetOffloadTestHooks().system_root = files_.root();
+    TestOverrides().system_root = files_.root();
     for (int u = 0; u < 8; ++u) {
       const UnitId unit = model_.AddUnit("unit" + std::to_string(u));
       model_.Add(unit,
@@ -55,7 +55,7 @@ class HostMemoryTest : public ::testing::Test {
       model_.forward.push_back({.unit = unit});
     }
   }
-  ~HostMemoryTest() override { GetOffloadTestHooks() = {}; }
+  ~HostMemoryTest() override { TestOverrides() = {}; }
 
   // The pools of all ranks in whole pages, and the staging of calls for state.
   int64_t NeededKib(const Config& config) const {

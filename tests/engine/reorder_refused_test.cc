@@ -10,11 +10,11 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "ebb/offload/test_hooks.h"
 #include "ebb/runtime/base/status_macros.h"
 #include "tests/engine/scripted_orders.h"
 #include "tests/engine/toy_model.h"
 #include "tests/offload/scratch.h"
+#include "tests/offload/test_overrides.h"
 #include "tests/ranks.h"
 #include "tests/status.h"
 
@@ -27,13 +27,13 @@ constexpr int64_t kLargeBytes = 4096 * kBoundaryBytes;
 
 class ReorderRefusedTest : public ::testing::Test {
  protected:
-  ~ReorderRefusedTest() override { GetOffloadTestHooks() = {}; }
+  ~ReorderRefusedTest() override { TestOverrides() = {}; }
 
   // Rank 1 finds no room on its disk for another byte, after both have begun.
   void RefuseFor(Engine& engine, const ScriptedTrainer& trainer, const Order& order) const {
     ASSERT_EQ(engine.Agree(absl::OkStatus()), absl::OkStatus());
     if (trainer.rank() == 1)
-      GetOffloadTestHooks().reserve = [](std::string_view path) {
+      TestOverrides().reserve = [](std::string_view path) {
         return path.find("rank1") != std::string_view::npos ? ENOSPC : 0;
       };
     ASSERT_EQ(engine.Agree(absl::OkStatus()), absl::OkStatus());

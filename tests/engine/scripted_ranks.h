@@ -74,6 +74,7 @@ struct Rank {
   StepErrors errors;
   ScriptedPeers peers;
   OutcomeMessages messages;
+  const std::vector<int> backwards;  // the units' own order
   std::optional<ControlBlock> control;
   std::optional<StepConstants> constants;
   std::optional<StepOutcome> outcome;
@@ -86,7 +87,8 @@ struct Rank {
     EXPECT_OK(ControlBlock::Create(Device::Cpu(1),
                                    {.units = 2, .ranks = static_cast<size_t>(ranks)}, {}, control));
     constants.emplace(config, table, *control, /*own_optimizer=*/false);
-    outcome.emplace(config, errors, peers, *control, *constants, messages);
+    outcome.emplace(config, errors, peers, *control, *constants, messages, backwards,
+                    /*adds_squares=*/true);
   }
 };
 

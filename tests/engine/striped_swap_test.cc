@@ -11,12 +11,12 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "ebb/offload/test_hooks.h"
 #include "ebb/runtime/base/status_macros.h"
 #include "tests/engine/scripted.h"
 #include "tests/engine/toy_model.h"
 #include "tests/offload/faulty_queue.h"
 #include "tests/offload/scratch.h"
+#include "tests/offload/test_overrides.h"
 #include "tests/ranks.h"
 #include "tests/status.h"
 
@@ -68,13 +68,13 @@ class Between {
  public:
   using Fault = std::function<std::optional<int64_t>(std::string_view file, IoRequest& request)>;
   explicit Between(const Fault& fault) {
-    GetOffloadTestHooks().wrap_queue = [fault](std::string_view, std::string_view file) {
+    TestOverrides().wrap_queue = [fault](std::string_view, std::string_view file) {
       return WithFaults(
           [fault, name = std::string(file)](IoRequest& request) { return fault(name, request); });
     };
   }
   Between(const Between&) = delete;
-  ~Between() { GetOffloadTestHooks() = {}; }
+  ~Between() { TestOverrides() = {}; }
 };
 
 constexpr IoBackend kBackends[] = {IoBackend::kAuto, IoBackend::kThreads};
@@ -185,7 +185,7 @@ TEST_P(StripedBackendTest, SoManyAreInFlightAsAllThreadsQueuesHold) {
   config.ebb.io_backend = GetParam();
   config.aio = {.block_size = 4096, .queue_depth = 2, .intra_op_parallelism = 3};
   std::atomic<int> of_parameters = 0, of_states = 0;
-  GetOffloadTestHooks().wrap_queue = [&](std::string_view, std::string_view file) {
+  TestOverrides().wrap_queue = [&](std::string_view, std::string_view file) {
     std::atomic<int>& most = file == "parameters" ? of_parameters : of_states;
     return [&most](IoListener& listener, const ShardFile::Options::MakeQueue& make)
                -> absl::StatusOr<std::unique_ptr<IoQueue>> {
@@ -195,7 +195,7 @@ TEST_P(StripedBackendTest, SoManyAreInFlightAsAllThreadsQueuesHold) {
     };
   };
   const auto trained = Trained(config);
-  GetOffloadTestHooks() = {};
+  TestOverrides() = {};
   EXPECT_OK(trained);
   EXPECT_EQ(of_parameters, 6);
   EXPECT_EQ(of_states, 12);

@@ -42,8 +42,8 @@ TEST(SwapCreation, ADiskThatIsFullAtCreateIsNamedOnEveryRank) {
       PredictMemory(SomeModel().spec(), kWorld, OnNvme(scratch.path(), Timing::kLate));
   ASSERT_OK(predicted);
   for (const char* file : {"parameters", "states"}) {
-    Hooks hooks;
-    hooks.Reserve([&](std::string_view path) {
+    Overrides overrides;
+    overrides.Reserve([&](std::string_view path) {
       const bool is_meant = path.ends_with(absl::StrCat("(", file, " of toy-rank1)"));
       return is_meant ? ENOSPC : 0;
     });
@@ -85,14 +85,14 @@ TEST(SwapCreation, ADiskThatIsFullAtCreateSaysHowMuchGoesWhere) {
   const std::vector<std::string> disks = scratch.Directories(3);
   Config config = OnNvme(disks[0], Timing::kLate);
   config.zero.offload_optimizer.nvme_paths = {disks[1], disks[2]};
-  Hooks hooks;
-  hooks.Reserve(
+  Overrides overrides;
+  overrides.Reserve(
       [](std::string_view path) { return path.find("(states of") != path.npos ? ENOSPC : 0; });
   for (const absl::Status& status : CreateBoth(config))
     EXPECT_THAT(status, Says(absl::StrCat(" KiB in '", disks[0], "' and "),
                              absl::StrCat(" MiB in '", disks[1], "', '", disks[2], "')")));
   // An error that more space does not mend says nothing of space.
-  hooks.Reserve([](std::string_view) { return EFBIG; });
+  overrides.Reserve([](std::string_view) { return EFBIG; });
   for (const absl::Status& status : CreateBoth(config))
     EXPECT_THAT(std::string(status.message()),
                 AllOf(HasSubstr("ulimit -f"), ::testing::Not(HasSubstr("this rank needs"))));

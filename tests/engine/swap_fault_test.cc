@@ -104,8 +104,8 @@ FaultyRun RunWithFault(const Config& config, const DiskFault& fault, int faulty,
   FaultyRun run;
   std::atomic<bool> armed = false;
   std::atomic<int> left = skip;
-  Hooks hooks;
-  hooks.Between(
+  Overrides overrides;
+  overrides.Between(
       [&](const std::string& whose, IoRequest& request) -> std::optional<int64_t> {
         if (!armed || whose != absl::StrCat("rank1/", fault.file) || request.write != fault.write ||
             left.fetch_sub(1) > 0)
@@ -188,8 +188,9 @@ TEST_P(SwapFaultTest, NoUpdatePassesTheError) {
       std::map<int64_t, std::set<std::string>> of_rank_1;  // parameters, by step from 0
       int64_t latest[kWorld] = {-1, -1};                   // step from 0
       std::atomic<int> after = 0;
-      Hooks hooks;
-      hooks.Between([&](const std::string& whose, IoRequest& request) -> std::optional<int64_t> {
+      Overrides overrides;
+      overrides.Between([&](const std::string& whose,
+                            IoRequest& request) -> std::optional<int64_t> {
         if (!armed || whose != absl::StrCat("rank1/", fault.file) || request.write != fault.write)
           return std::nullopt;
         return -fault.error;
@@ -246,7 +247,7 @@ TEST(SwapFaults, SlowAndPartialAnswersChangeNoBit) {
       Config config = OnNvme(scratch.path(), timing);
       config.ebb.io_backend = backend;
       {
-        Hooks reversed;
+        Overrides reversed;
         reversed.Between([](const std::string&, IoRequest&) { return std::nullopt; },
                          FaultyQueue::kAllInFlight);
         ASSERT_OK_AND_ASSIGN(const auto bits, Trained(config));
@@ -254,7 +255,7 @@ TEST(SwapFaults, SlowAndPartialAnswersChangeNoBit) {
       }
       config.aio.block_size = 16384;
       std::atomic<int> requests = 0;
-      Hooks partial;
+      Overrides partial;
       partial.Between([&](const std::string&, IoRequest& request) -> std::optional<int64_t> {
         const int number = ++requests;
         if (number % 7 == 0) return -EINTR;
@@ -312,7 +313,7 @@ TEST(SwapFaults, ThreadsInThePlaceOfIoUringChangeNoBit) {
   // The queues that serve the files.
   std::mutex mutex;
   std::vector<std::string> queues;
-  GetOffloadTestHooks().wrap_queue = [&](std::string_view, std::string_view) {
+  TestOverrides().wrap_queue = [&](std::string_view, std::string_view) {
     return [&](IoListener& listener, const ShardFile::Options::MakeQueue& make) {
       auto queue = make(listener);
       const std::lock_guard lock(mutex);
@@ -323,7 +324,7 @@ TEST(SwapFaults, ThreadsInThePlaceOfIoUringChangeNoBit) {
   setenv("EBB_IO_URING", "0", /*overwrite=*/1);
   const auto bits = Trained(config);
   unsetenv("EBB_IO_URING");
-  GetOffloadTestHooks() = {};
+  TestOverrides() = {};
   ASSERT_TRUE(bits.ok() && expected.ok()) << bits.status() << expected.status();
   EXPECT_EQ(*bits, *expected);
   EXPECT_EQ(queues.size(), 2u * kWorld);
@@ -356,12 +357,11 @@ TEST(SwapFaults, AFailureAfterTheLastStepIsInTheLog) {
   Scratch scratch;
   Config config = OnNvme(scratch.path(), Timing::kLate);
   config.zero.offload_param = {};  // or the updates would be the next step's
-  const Hooks hooks;
+  const Overrides overrides;
   std::atomic<bool> armed = false;
   // Held until the last Finish is back, which so cannot know of it.
   Gate gate([&](const IoRequest& request) { return armed && request.write; });
-  GetOffloadTestHooks().wrap_queue = [&](std::string_view owner,
-                                         std::string_view) -> Gate::WrapQueue {
+  TestOverrides().wrap_queue = [&](std::string_view owner, std::string_view) -> Gate::WrapQueue {
     if (!owner.ends_with("-rank1")) return {};
     return gate.Before(WithFaults([&](IoRequest& request) -> std::optional<int64_t> {
       if (armed && request.write) return -EIO;

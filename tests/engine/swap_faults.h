@@ -11,10 +11,10 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "ebb/offload/test_hooks.h"
 #include "tests/engine/scripted.h"
 #include "tests/engine/toy_model.h"
 #include "tests/offload/faulty_queue.h"
+#include "tests/offload/test_overrides.h"
 
 namespace ebb::testing::swap_faults {
 
@@ -49,24 +49,23 @@ inline int EntriesUnder(const std::string& path) {
 }
 
 // Sets what stands between engines and their disks, for as long as it lives.
-class Hooks {
+class Overrides {
  public:
-  Hooks() = default;
-  Hooks(const Hooks&) = delete;
-  ~Hooks() { GetOffloadTestHooks() = {}; }
+  Overrides() = default;
+  Overrides(const Overrides&) = delete;
+  ~Overrides() { TestOverrides() = {}; }
 
   // `fault`: of the file, by "rank0/states" and the like.
   using Fault = std::function<std::optional<int64_t>(const std::string& whose, IoRequest& request)>;
   void Between(Fault fault, size_t hold = 1) {
-    GetOffloadTestHooks().wrap_queue = [fault, hold](std::string_view owner,
-                                                     std::string_view file) {
+    TestOverrides().wrap_queue = [fault, hold](std::string_view owner, std::string_view file) {
       const std::string whose = absl::StrCat(
           "rank", std::string(owner.substr(owner.find("-rank") + 5, 1)), "/", std::string(file));
       return WithFaults([fault, whose](IoRequest& request) { return fault(whose, request); }, hold);
     };
   }
   void Reserve(std::function<int(std::string_view)> error) {
-    GetOffloadTestHooks().reserve = std::move(error);
+    TestOverrides().reserve = std::move(error);
   }
 };
 

@@ -17,7 +17,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "ebb/offload/test_hooks.h"
 #include "ebb/runtime/engine/issue/profiler_ranges.h"
 #include "ebb/sharding/plan.h"
 #include "tests/engine/plan_spans.h"
@@ -25,6 +24,7 @@
 #include "tests/engine/watched_world.h"
 #include "tests/offload/gate.h"
 #include "tests/offload/scratch.h"
+#include "tests/offload/test_overrides.h"
 #include "tests/ranks.h"
 #include "tests/status.h"
 #include "tests/trace/trace_events.h"
@@ -286,7 +286,7 @@ TEST(OffloadedTimeline, ReadsUpdatesAndWritesOverlapEachOtherAndCompute) {
       const std::lock_guard lock(mutex);
       return held.contains({request.write, request.offset});
     });
-    GetOffloadTestHooks().wrap_queue = [&](std::string_view, std::string_view file) {
+    TestOverrides().wrap_queue = [&](std::string_view, std::string_view file) {
       return file == "states" ? gate.Before() : Gate::WrapQueue();
     };
     std::atomic<bool> updating = false, released = false;
@@ -350,7 +350,7 @@ TEST(OffloadedTimeline, ReadsUpdatesAndWritesOverlapEachOtherAndCompute) {
       }
       return absl::OkStatus();
     });
-    GetOffloadTestHooks() = {};
+    TestOverrides() = {};
     ASSERT_OK(status);
 
     ASSERT_OK_AND_ASSIGN(const TraceTracks tracks, ReadTraceEvents(path));

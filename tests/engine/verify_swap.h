@@ -15,12 +15,12 @@
 #include <utility>
 #include <vector>
 
-#include "ebb/offload/test_hooks.h"
 #include "ebb/sharding/plan.h"
 #include "tests/engine/scripted.h"
 #include "tests/engine/toy_model.h"
 #include "tests/offload/faulty_queue.h"
 #include "tests/offload/made_files.h"
+#include "tests/offload/test_overrides.h"
 #include "tests/status.h"
 
 namespace ebb::testing::verify_swap {
@@ -107,8 +107,8 @@ inline void FlipBit(const std::string& file, int64_t offset) {
 class FlipAtRead {
  public:
   explicit FlipAtRead(int rank) {
-    MadeFiles::ClearHooks();
-    GetOffloadTestHooks().wrap_queue = [this, rank](std::string_view owner, std::string_view file) {
+    MadeFiles::ClearOverrides();
+    TestOverrides().wrap_queue = [this, rank](std::string_view owner, std::string_view file) {
       const bool is_meant = file == "states" && owner.ends_with("-rank" + std::to_string(rank));
       return WithFaults([this, rank, is_meant](IoRequest& request) -> std::optional<int64_t> {
         int64_t at = at_;
@@ -122,7 +122,7 @@ class FlipAtRead {
     };
   }
   FlipAtRead(const FlipAtRead&) = delete;
-  ~FlipAtRead() { MadeFiles::ClearHooks(); }
+  ~FlipAtRead() { MadeFiles::ClearOverrides(); }
 
   void Arm(int64_t offset) { at_ = offset; }
   // Where the bit was flipped; empty: nowhere. Once the engines are gone.

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "ebb/offload/test_hooks.h"
+#include "tests/offload/test_overrides.h"
 
 namespace ebb::testing {
 
@@ -22,11 +22,11 @@ class MadeFiles {
     static MadeFiles files;
     return files;
   }
-  // From now on each new file is noted, until the hooks are cleared.
+  // From now on each new file is noted, until the overrides are cleared.
   static void Watch() { OfProcess().Note(); }
-  // Removes all hooks but that of Watch.
-  static void ClearHooks() {
-    GetOffloadTestHooks() = {};
+  // Removes all overrides but that of Watch.
+  static void ClearOverrides() {
+    TestOverrides() = {};
     Watch();
   }
 
@@ -55,7 +55,7 @@ class MadeFiles {
  private:
   MadeFiles() = default;
   void Note() {
-    GetOffloadTestHooks().made = [this](std::string_view path, int descriptor) {
+    TestOverrides().made = [this](std::string_view path, int descriptor) {
       const std::lock_guard lock(mutex_);
       files_.emplace_back(path, descriptor);
     };

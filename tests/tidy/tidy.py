@@ -200,7 +200,7 @@ def count_includes(tree: Tree) -> None:
 
 
 def count_core(tree: Tree) -> None:
-    """The objects that all parts of an engine share are one struct of references. Parts borrow no others in a struct."""
+    """The objects that most parts of an engine work on are one struct of references. Parts borrow no others in a struct."""
     header = "runtime/engine/core.h"
     body = "\n".join(tree.files[header]).split("struct Core {", 1)[1].split("};", 1)[0]
     for member in (line.split("//")[0].strip() for line in body.split("\n")):

@@ -123,13 +123,13 @@ class GroupLayout {
 };
 
 // The offsets of a world's parts.
+inline constexpr int64_t kPoints = RoundUp(sizeof(WorldHeader), 64);
 struct WorldLayout {
   explicit WorldLayout(int ranks)
-      : points(RoundUp(sizeof(WorldHeader), 64)),
-        places(points + kWaitPoints * int64_t{sizeof(Point)}),
+      : places(kPoints + kWaitPoints * int64_t{sizeof(Point)}),
         all(places + ranks * int64_t{sizeof(RankPlace)}),
         bytes(all + GroupLayout(ranks, /*has_slots=*/false).bytes()) {}
-  int64_t points, places, all, bytes;
+  int64_t places, all, bytes;
 };
 
 }  // namespace ebb::shared

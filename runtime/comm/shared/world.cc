@@ -42,7 +42,7 @@ void MakeWorld(const Mapping& memory, int ranks, WaitPoint::Scope scope) {
   reinterpret_cast<shared::WorldHeader*>(memory.data())
       ->next_offset.store(RoundUp(layout.bytes, kPage));
   for (int point = 0; point < shared::kWaitPoints; ++point) {
-    new (memory.data() + layout.points + point * int64_t{sizeof(shared::Point)})
+    new (memory.data() + shared::kPoints + point * int64_t{sizeof(shared::Point)})
         shared::Point(scope);
   }
 }
@@ -180,15 +180,16 @@ std::string SharedWorld::CompareCalls(std::span<const int> ranks) {
   return calls_->Describe(ranks);
 }
 
-void SharedWorld::SetFailed(const absl::Status& why) {
-  if (!failed()) header().failure.TrySet(why);
+void SharedWorld::SetFailed(const Mapping& memory, const absl::Status& why) {
+  SharedStatus& failure = reinterpret_cast<shared::WorldHeader*>(memory.data())->failure;
+  if (!failure.is_set()) failure.TrySet(why);
   // The first rank to fail it may have been killed before it woke the others.
-  for (uint32_t which = 0; which < shared::kWaitPoints; ++which) point(which).Notify();
+  for (uint32_t which = 0; which < shared::kWaitPoints; ++which) PointIn(memory, which).Notify();
 }
 
 void SharedWorld::Fail(const absl::Status& why) {
   NoteFailure(rank_);
-  SetFailed(why);
+  SetFailed(*memory_, why);
   std::shared_ptr<Store> store = store_;
   if (is_threads()) {
     const std::scoped_lock lock(threads_->mutex);
@@ -198,9 +199,9 @@ void SharedWorld::Fail(const absl::Status& why) {
 }
 
 void SharedWorld::ListenTo(Store& store) {
-  // The store may outlive the world.
-  store.OnFailure([weak = weak_from_this()](const absl::Status& why) {
-    if (const auto alive = weak.lock()) alive->SetFailed(why);
+  // The store may outlive the world, and does not hold it, as in Form.
+  store.OnFailure([weak = weak_from_this(), memory = memory_](const absl::Status& why) {
+    if (!weak.expired()) SetFailed(*memory, why);
   });
 }
 

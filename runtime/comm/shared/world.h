@@ -78,9 +78,7 @@ class SharedWorld : public std::enable_shared_from_this<SharedWorld> {
     return is_threads() ? 0 : reinterpret_cast<uintptr_t>(peer_memory_[rank].data());
   }
 
-  WaitPoint& point(uint32_t which) const {
-    return reinterpret_cast<shared::Point*>(memory_->data() + layout_.points)[which].wait;
-  }
+  WaitPoint& point(uint32_t which) const { return PointIn(*memory_, which); }
   uint32_t NextPoint() { return header().next_point.fetch_add(1) % shared::kWaitPoints; }
   shared::RankPlace& place(int rank) const {
     return reinterpret_cast<shared::RankPlace*>(memory_->data() + layout_.places)[rank];
@@ -102,7 +100,10 @@ class SharedWorld : public std::enable_shared_from_this<SharedWorld> {
   void Remove(SharedGroup& group);
 
  private:
-  void SetFailed(const absl::Status& why);
+  static void SetFailed(const Mapping& memory, const absl::Status& why);
+  static WaitPoint& PointIn(const Mapping& memory, uint32_t which) {
+    return reinterpret_cast<shared::Point*>(memory.data() + shared::kPoints)[which].wait;
+  }
   void ListenTo(Store& store);
   shared::WorldHeader& header() const {
     return *reinterpret_cast<shared::WorldHeader*>(memory_->data());

@@ -57,8 +57,8 @@ struct EngineMembers {
   EngineMembers& operator=(const EngineMembers&) = delete;
 
   // Makes what follows from a plan: cells of memory, fragments with the order of their streams.
-  // Once all that they work on is there; again for another plan, while nothing is under way. All
-  // stay at their addresses.
+  // Once all that they work on is there; again for another plan, while nothing is under way, before
+  // Interpreter::FollowPlan. All stay at their addresses.
   absl::Status LinkPlan();
   // Which slice of every unit is this rank's.
   int Slice() const { return inputs.rank() % plans.plan().decisions.shards; }

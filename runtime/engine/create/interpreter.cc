@@ -31,15 +31,13 @@ Interpreter::Interpreter(EngineMembers& engine)
       constants(engine.inputs.config, engine.update_table, *engine.control,
                 engine.inputs.options.optimizer.has_value()),
       outcome(engine.inputs.config, engine.errors, engine.peers, *engine.control, constants,
-              engine.messages,
-              /*adds_squares=*/engine.inputs.rank() < engine.plans.plan().decisions.shards,
-              &engine.last_backwards),
+              engine.messages, engine.last_backwards,
+              /*adds_squares=*/engine.inputs.rank() < engine.plans.plan().decisions.shards),
       update(core, engine.update_table, constants, *engine.control, outcome, *engine.verifier,
              IfAny(engine.own_optimizer)),
       exchange(core, *engine.control, engine.update_table, constants, outcome, engine.peers,
-               IfAny(engine.norms)),
+               IfAny(engine.norms), update),
       issuer(core, *engine.control, *engine.verifier, update, exchange, outcome, engine.peers),
-      callers_core{},
       view_errors(absl::StrCat(engine.inputs.options.name, " ",
                                engine.inputs.world.RankName(engine.inputs.rank())),
                   engine.inputs.model),
@@ -57,5 +55,12 @@ Interpreter::Interpreter(EngineMembers& engine)
                   suspension),
       steps(core, progress, outcome, *engine.control, exchange, runner, scopes, paused, view_errors,
             state, suspension, engine.timeline) {}
+
+void Interpreter::FollowPlan() {
+  progress.run = nullptr;
+  progress.fragment = nullptr;
+  reads.FollowPlan();
+  views.FollowPlan();
+}
 
 }  // namespace ebb

@@ -1,5 +1,5 @@
-// The parts of an engine that run its plan, made once the plan has its memory. Each takes the core,
-// and what it names of the engine and of the parts before it.
+// The parts of an engine that work on a plan in memory, in the order in which they are made. Each
+// takes the core, and what it names of the engine and of the parts before it.
 #pragma once
 
 #include "ebb/runtime/device/cores.h"
@@ -29,6 +29,8 @@ struct EngineMembers;
 
 struct Interpreter {
   explicit Interpreter(EngineMembers& engine);
+  // The engine has linked another plan, while nothing is under way.
+  void FollowPlan();
 
   const Core core;
   StepConstants constants;

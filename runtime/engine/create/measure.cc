@@ -10,7 +10,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "ebb/offload/memory_limits.h"
-#include "ebb/offload/test_hooks.h"
+#include "ebb/offload/overrides.h"
 #include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/engine/create/measurements.h"
 #include "ebb/runtime/engine/device_reach.h"
@@ -230,7 +230,7 @@ absl::Status AgreeOnPlanned(EngineMembers& engine, const absl::Status& own) {
 // from it.
 absl::Status CheckHostMemory(const EngineInputs& inputs, const sharding::Pools& pools,
                              const HostLane& lane, std::optional<sharding::HostRoom>& tightest) {
-  const std::vector<MemoryLimit> limits = ReadMemoryLimits(GetOffloadTestHooks().system_root);
+  const std::vector<MemoryLimit> limits = ReadMemoryLimits(GivenOverrides().system_root);
   std::vector<int64_t> identities;
   for (const MemoryLimit& limit : limits) {
     sharding::Hasher hasher;

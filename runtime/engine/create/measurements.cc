@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "absl/functional/function_ref.h"
+#include "ebb/offload/overrides.h"
 #include "ebb/offload/pinned_memory.h"
 #include "ebb/offload/swap_verifier.h"
-#include "ebb/offload/test_hooks.h"
 #include "ebb/optim/checksum.h"
 #include "ebb/optim/update_constants.h"
 #include "ebb/runtime/base/status_macros.h"
@@ -269,7 +269,7 @@ absl::StatusOr<double> MeasureFile(ShardFile& file, int64_t file_bytes, double& 
     fastest_sum = std::max(fastest_sum, bytes / summed);
   }
   sum = std::min(sum, fastest_sum);
-  const double known = GetOffloadTestHooks().disk_rate;
+  const double known = GivenOverrides().disk_rate;
   return known > 0 ? known : fastest;
 }
 

@@ -114,11 +114,8 @@ absl::Status Reorder::FollowPlan() {
   with_.verifier->FollowPlan(sharding::LayOutSwapFiles(plan));
   EBB_RETURN_IF_ERROR(with_.streams.Make(device, &plan));
   EBB_RETURN_IF_ERROR(with_.streams.MakeOffload(device, plan));
-  with_.interpreter->reads.FollowPlan();
-  with_.interpreter->progress.run = nullptr;
-  with_.interpreter->progress.fragment = nullptr;
   EBB_RETURN_IF_ERROR(with_.LinkPlan());
-  with_.interpreter->views.FollowPlan();
+  with_.interpreter->FollowPlan();
   return absl::OkStatus();
 }
 

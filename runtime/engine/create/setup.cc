@@ -13,12 +13,11 @@
 #include "ebb/runtime/engine/create/measure.h"
 #include "ebb/runtime/engine/device_reach.h"
 #include "ebb/runtime/engine/issue/engine_streams.h"
-#include "ebb/runtime/engine/issue/issuer.h"
 #include "ebb/runtime/engine/ranks/agreement.h"
 #include "ebb/runtime/engine/ranks/reduction_group.h"
 #include "ebb/runtime/trace/log.h"
 #include "ebb/sharding/fit/budget.h"
-#include "ebb/sharding/fit/offload_ratio.h"
+#include "ebb/sharding/placement.h"
 
 namespace ebb {
 absl::StatusOr<std::unique_ptr<EngineMembers>> MakeEngine(World world, Device device,

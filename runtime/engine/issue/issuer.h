@@ -5,7 +5,6 @@
 
 #include <array>
 #include <functional>
-#include <optional>
 #include <span>
 #include <utility>
 

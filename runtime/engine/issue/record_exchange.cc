@@ -40,7 +40,7 @@ int64_t FirstNonFinite(const std::byte* data, DType dtype, int64_t count) {
 // it.
 void RecordExchange::Prepare(int parity, Stream& stream) {
   const auto prepare = [this, parity, rate = learning_rate_] { outcome_.Prepare(parity, rate); };
-  if (own_enqueues_) return prepare();
+  if (own_enqueues()) return prepare();
   stream.Enqueue(prepare);
 }
 
@@ -79,8 +79,8 @@ void RecordExchange::Conclude(int parity, Stream& stream) {
     peers_.NoteIfBroken(**core_.communicators.of_world(),
                         [] { return std::string(sharding::Name(OperationKind::kExchange)); });
   });
-  stream.Record((core_.streams.concluded())[static_cast<size_t>(parity)]);
-  if (own_enqueues_) peers_.AwaitConclusion(parity);
+  stream.Record(core_.streams.concluded()[static_cast<size_t>(parity)]);
+  if (own_enqueues()) peers_.AwaitConclusion(parity);
 }
 
 void RecordExchange::SealNorms(const LinkedFragment& run, int instruction, int parity,

@@ -5,7 +5,6 @@
 #pragma once
 
 #include <optional>
-#include <vector>
 
 #include "ebb/runtime/device/stream.h"
 #include "ebb/runtime/engine/core.h"
@@ -15,7 +14,7 @@
 #include "ebb/runtime/engine/outcome/step_scalars.h"
 #include "ebb/runtime/engine/ranks/step_communicators.h"
 #include "ebb/runtime/engine/updates/norm_exchange.h"
-#include "ebb/runtime/engine/updates/own_optimizer.h"
+#include "ebb/runtime/engine/updates/update_call.h"
 #include "ebb/runtime/engine/updates/update_table.h"
 
 namespace ebb {
@@ -25,7 +24,7 @@ class RecordExchange {
   // `norms`: null if no optimizer takes norms.
   RecordExchange(const Core& core, ControlBlock& control, const UpdateTable& table,
                  StepConstants& constants, StepOutcome& outcome, StepCommunicators& peers,
-                 NormExchange* norms)
+                 NormExchange* norms, const UpdateCall& update)
       : core_(core),
         control_(control),
         table_(table),
@@ -33,8 +32,9 @@ class RecordExchange {
         outcome_(outcome),
         peers_(peers),
         norms_(norms),
-        own_enqueues_(OwnOptimizerEnqueues(core)) {}
+        update_(update) {}
 
+  bool own_enqueues() const { return update_.own_enqueues(); }  // the trainer's optimizer
   // Begins a step; empty: the schedule's rate.
   void Begin(std::optional<double> learning_rate) { learning_rate_ = learning_rate; }
 
@@ -56,7 +56,7 @@ class RecordExchange {
   StepOutcome& outcome_;
   StepCommunicators& peers_;
   NormExchange* const norms_;
-  const bool own_enqueues_;
+  const UpdateCall& update_;
   std::optional<double> learning_rate_;
 };
 

@@ -12,17 +12,10 @@
 #include "ebb/runtime/trace/log.h"
 
 namespace ebb {
-namespace {
-
-std::span<const int> BackwardsOf(const std::vector<int>* order) {
-  return order == nullptr ? std::span<const int>() : *order;
-}
-
-}  // namespace
 
 StepOutcome::StepOutcome(const Config& config, StepErrors& errors, StepPeers& peers,
                          ControlBlock& control, StepConstants& constants, OutcomeMessages& messages,
-                         bool adds_squares, const std::vector<int>* backwards)
+                         const std::vector<int>& backwards, bool adds_squares)
     : config_(config),
       errors_(errors),
       peers_(peers),
@@ -35,8 +28,7 @@ StepOutcome::StepOutcome(const Config& config, StepErrors& errors, StepPeers& pe
   control_.loss_scale() = training_.loss_scale();
 }
 
-absl::Status StepOutcome::Broken(std::span<const int64_t> log) const {
-  const absl::Status broken = peers_.Broken();
+absl::Status StepOutcome::Located(const absl::Status& broken, std::span<const int64_t> log) const {
   if (broken.ok()) return broken;
   return messages_.Located(broken, peers_.WhereBroken(broken), log, finished_steps() + 1);
 }
@@ -301,12 +293,11 @@ void StepOutcome::Seal(int parity) {
     for (size_t i = 0; i < sums.size(); ++i) sums[i].sum = values[i];
     record.SetSums(sums);
   }
-  const std::span<const int> backwards = BackwardsOf(backwards_);
   const std::span<const double> squares = control_.squares();  // frozen units have none
   for (size_t u = 0; u < squares.size() && !slot.evaluation; ++u) {
     const auto unit = static_cast<int32_t>(u);
     if (!std::isfinite(squares[u]) &&
-        (record.non_finite_unit < 0 || IsEarlier(unit, record.non_finite_unit, backwards)))
+        (record.non_finite_unit < 0 || IsEarlier(unit, record.non_finite_unit, backwards_)))
       record.non_finite_unit = unit;
     if (adds_squares_) record.squares += squares[u];
   }
@@ -333,7 +324,7 @@ void StepOutcome::Conclude(int parity, const absl::Status& exchanged) {
   });
   if (exchanged.ok() || slot.complete) {
     slot.ranks = ebb::Conclude(
-        records, [this](int rank) { return messages_.RankName(rank); }, BackwardsOf(backwards_));
+        records, [this](int rank) { return messages_.RankName(rank); }, backwards_);
     if (slot.evaluation && slot.ranks.error.ok()) slot.sums = SumsOf(records);
   } else {
     slot.ranks = {};

@@ -41,11 +41,11 @@ class StepOutcome {
  public:
   enum class State : uint8_t { kFree, kBegun, kSealed, kJudged };
 
-  // `adds_squares`: false on a rank that has the same shards as another, which count once.
-  // `backwards`: as ebb::Conclude; null: empty.
+  // `backwards`: as ebb::Conclude. `adds_squares`: false on a rank that has the same shards as
+  // another, which count once.
   StepOutcome(const Config& config, StepErrors& errors, StepPeers& peers, ControlBlock& control,
-              StepConstants& constants, OutcomeMessages& messages, bool adds_squares = true,
-              const std::vector<int>* backwards = nullptr);
+              StepConstants& constants, OutcomeMessages& messages,
+              const std::vector<int>& backwards, bool adds_squares);
   // Logs the last step's error if no call has returned it.
   ~StepOutcome();
 
@@ -94,8 +94,9 @@ class StepOutcome {
   // The report of the last finished step. Waits for its verdict.
   absl::StatusOr<StepReport> Report();
 
-  // The failure of a communicator or the device, with where this step's `log` has met it.
-  absl::Status Broken(std::span<const int64_t> log) const;
+  // The failure of a communicator or the device, with where the step or call of `log` has met it.
+  absl::Status Located(const absl::Status& broken, std::span<const int64_t> log) const;
+  absl::Status Broken(std::span<const int64_t> log) const { return Located(peers_.Broken(), log); }
   StepRates& rates() { return constants_.rates(); }
 
   int last_parity() const { return last_; }  // of the last finished step; any thread
@@ -162,7 +163,7 @@ class StepOutcome {
   ControlBlock& control_;
   StepConstants& constants_;
   OutcomeMessages& messages_;
-  const std::vector<int>* const backwards_;
+  const std::vector<int>& backwards_;
   const bool adds_squares_;
   TrainingProgress training_;
   Slot slots_[ControlBlock::kSlots];  // by parity

@@ -55,8 +55,7 @@ absl::Status CallBarrier::Enter(CallKind call, int64_t subject, const absl::Stat
     if (broken.ok()) {
       ranks = Conclude(records, [this](int rank) { return messages_.RankName(rank); });
     } else {
-      broken = messages_.Located(broken, peers_.WhereBroken(broken), log_.entries,
-                                 outcome_.finished_steps() + 1);
+      broken = outcome_.Located(broken, log_.entries);
       core_.errors.Fail(
           absl::Status(broken.code(), absl::StrCat("the engine has failed: ", broken.message())));
     }

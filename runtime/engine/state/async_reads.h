@@ -13,13 +13,11 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "ebb/offload/swap_verifier.h"
 #include "ebb/runtime/device/cores.h"
 #include "ebb/runtime/device/thread_team.h"
 #include "ebb/runtime/engine/core.h"
 #include "ebb/runtime/engine/issue/linked_fragment.h"
-#include "ebb/runtime/engine/issue/stream_order.h"
 #include "ebb/runtime/engine/memory/storage.h"
 #include "ebb/runtime/engine/ranks/engine_communicators.h"
 #include "ebb/runtime/engine/state/state_access.h"

@@ -62,15 +62,16 @@ absl::Status CheckBytes(const ParameterSpec& parameter, std::span<const float> v
 }
 
 bool InitialValues::OfStates() const {
-  return !own_optimizer && std::any_of(model->parameters.begin(), model->parameters.end(),
-                                       [this](const ParameterSpec& parameter) {
-                                         return parameter.trainable &&
-                                                InitialState(*config, parameter.group) != 0;
-                                       });
+  return !inputs.options.optimizer &&
+         std::any_of(inputs.model.parameters.begin(), inputs.model.parameters.end(),
+                     [this](const ParameterSpec& parameter) {
+                       return parameter.trainable &&
+                              InitialState(inputs.config, parameter.group) != 0;
+                     });
 }
 
 Slice InitialValues::Of(const sharding::Interval& interval) const {
-  return sharding::SliceOf(*model, interval.parameter, interval.begin, interval.end);
+  return sharding::SliceOf(inputs.model, interval.parameter, interval.begin, interval.end);
 }
 
 // Runs that are as long as a slot of the staging is, each by all threads.
@@ -85,14 +86,14 @@ absl::Status InitialValues::Fill(StateValues& state) const {
         const auto at = static_cast<size_t>(from + interval.offset),
                    count = static_cast<size_t>(interval.end - interval.begin);
         const absl::Status asked =
-            AskTwice(*model, Of(interval), std::span(values).subspan(at, count));
+            AskTwice(inputs.model, Of(interval), std::span(values).subspan(at, count));
         const std::lock_guard lock(mutex);
         error.Update(asked);
       }
     });
     return error;
   };
-  for (int unit = 0; unit < static_cast<int>(model->units.size()); ++unit) {
+  for (int unit = 0; unit < static_cast<int>(inputs.model.units.size()); ++unit) {
     for (const bool trainable : {true, false}) {
       const sharding::Section& section = sharding::SectionOf(state.plan(), unit, trainable);
       for (int64_t begin = 0; begin < section.shard; begin += sharding::kRunElements) {
@@ -122,7 +123,7 @@ absl::Status InitialValues::Store(StateValues& state, int unit, bool trainable, 
     for (const sharding::Interval& interval :
          sharding::IntervalsIn(section, first, first + std::ssize(values)))
       std::fill_n(&states[static_cast<size_t>(interval.offset)], interval.end - interval.begin,
-                  InitialState(*config, (*model)[interval.parameter].group));
+                  InitialState(inputs.config, inputs.model[interval.parameter].group));
     EBB_RETURN_IF_ERROR(write(StateClass::kOptimizer, states));
   }
   if (trainable && !sharding::CopiesMasters(state.plan(), unit)) return absl::OkStatus();
@@ -133,7 +134,7 @@ absl::Status InitialValues::AskInTurn(const sharding::Section& section, int64_t 
                                       std::span<float> values) const {
   for (const sharding::Interval& interval :
        sharding::IntervalsIn(section, begin, begin + std::ssize(values))) {
-    EBB_RETURN_IF_ERROR(Ask(*model, Of(interval),
+    EBB_RETURN_IF_ERROR(Ask(inputs.model, Of(interval),
                             values.subspan(static_cast<size_t>(interval.offset),
                                            static_cast<size_t>(interval.end - interval.begin))));
   }
@@ -145,7 +146,7 @@ absl::Status InitialValues::FillAsRank0(StateValues& state, bool is_rank_0,
                                         Broadcast broadcast) const {
   absl::Status own;
   std::vector<float> values;
-  for (int unit = 0; unit < static_cast<int>(model->units.size()); ++unit) {
+  for (int unit = 0; unit < static_cast<int>(inputs.model.units.size()); ++unit) {
     for (const bool trainable : {true, false}) {
       const sharding::Section& section = sharding::SectionOf(state.plan(), unit, trainable);
       for (int64_t begin = 0, end = 0; begin < section.elements; begin = end) {

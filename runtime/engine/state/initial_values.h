@@ -6,7 +6,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
-#include "ebb/runtime/config/config.h"
+#include "ebb/runtime/engine/engine_inputs.h"
 #include "ebb/runtime/engine/state/state_values.h"
 #include "ebb/sharding/interval.h"
 #include "ebb/sharding/layout.h"
@@ -18,10 +18,7 @@ namespace ebb {
 absl::Status CheckBytes(const ParameterSpec& parameter, std::span<const float> values);
 
 struct InitialValues {
-  const ModelSpec* model = nullptr;
-  const Config* config = nullptr;
-  bool own_optimizer = false;
-  bool of_rank_0 = false;  // EngineOptions::initial_values_of_rank_0
+  const EngineInputs& inputs;
 
   // Some optimizer states begin with other values than 0.
   bool OfStates() const;

@@ -53,10 +53,7 @@ StateAccess::StateAccess(const Core& core, const OptimizerStateNames& names, Iss
                          SwapVerifier& verifier)
     : core_(core),
       names_(names),
-      initial_{.model = &core.inputs.model,
-               .config = &core.inputs.config,
-               .own_optimizer = core.inputs.options.optimizer.has_value(),
-               .of_rank_0 = core.inputs.options.initial_values_of_rank_0},
+      initial_{core.inputs},
       lane_(core.communicators.Control(core.streams.reduce())),
       values_(core, issuer, verifier, {.team = &core.streams.compute().team()}) {}
 
@@ -89,7 +86,7 @@ absl::StatusOr<StateAccess::Found> StateAccess::Find(ParameterId p, StateClass w
           "' cannot be read or written; parameter, master, gradient and optimizer can"));
   }
   const sharding::Section& section = sharding::SectionOf(plan(), location.unit, location.trainable);
-  for (const sharding::Interval& interval : sharding::IntervalsOf(section, values_.shard())) {
+  for (const sharding::Interval& interval : sharding::IntervalsOf(section, core_.slice)) {
     if (interval.parameter != p) continue;
     found.begin = interval.begin;
     found.end = interval.end;
@@ -185,7 +182,7 @@ absl::Status StateAccess::Write(StateClass what, std::string_view state, float s
   absl::Status status;
   for (const auto& [slice, range] : pieces) {
     // Cut where sub-groups end, so that each part lies together and can be written in place.
-    for (const sharding::StateRun& run : sharding::RunsOf(plan(), values_.shard(), range)) {
+    for (const sharding::StateRun& run : sharding::RunsOf(plan(), core_.slice, range)) {
       const int64_t begin = slice.begin + run.begin - range.begin;
       if (status.ok())
         status = write(SliceOf(model(), slice.parameter, begin, begin + run.count()),
@@ -252,7 +249,7 @@ absl::Status StateAccess::Pass(std::span<float> values, int from, int to) {
 void StateAccess::GatherUnit(int unit) {
   absl::Status uploaded;
   for (const bool trainable : {true, false}) {
-    if ((plan().decisions.parameter_tier == Tier::kDevice) || !uploaded.ok()) break;
+    if (plan().decisions.parameter_tier == Tier::kDevice || !uploaded.ok()) break;
     const StateRange slice{
         .array = {.what = StateClass::kParameter, .unit = unit, .trainable = trainable},
         .end = sharding::SectionOf(plan(), unit, trainable).shard};
@@ -280,7 +277,7 @@ absl::Status StateAccess::Spread(const sharding::SpreadClasses& classes) {
 }
 
 absl::Status StateAccess::FillSlices() {
-  if (!initial_.of_rank_0) return initial_.Fill(values_);
+  if (!core_.inputs.options.initial_values_of_rank_0) return initial_.Fill(values_);
   return initial_.FillAsRank0(
       values_, /*is_rank_0=*/core_.inputs.rank() == 0,
       [this](std::span<float> values) { return Pass(values, /*from=*/0, /*to=*/-1); });

@@ -22,7 +22,6 @@
 #include "ebb/runtime/engine/core.h"
 #include "ebb/runtime/engine/issue/linked_fragment.h"
 #include "ebb/runtime/engine/issue/runnable_plans.h"
-#include "ebb/runtime/engine/issue/stream_order.h"
 #include "ebb/runtime/engine/memory/host_pools.h"
 #include "ebb/runtime/engine/memory/storage.h"
 #include "ebb/sharding/plan.h"

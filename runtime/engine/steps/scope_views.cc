@@ -10,6 +10,7 @@
 #include "ebb/runtime/engine/device_reach.h"
 #include "ebb/runtime/engine/engine_inputs.h"
 #include "ebb/runtime/engine/issue/engine_streams.h"
+#include "ebb/runtime/engine/memory/storage.h"
 #include "ebb/runtime/engine/outcome/step_errors.h"
 #include "ebb/runtime/trace/log.h"
 #include "ebb/sharding/plan_facts.h"

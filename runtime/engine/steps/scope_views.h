@@ -10,11 +10,9 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
-#include "ebb/runtime/device/stream.h"
 #include "ebb/runtime/engine/core.h"
 #include "ebb/runtime/engine/engine.h"
 #include "ebb/runtime/engine/issue/runnable_plans.h"
-#include "ebb/runtime/engine/memory/storage.h"
 #include "ebb/runtime/engine/outcome/outcome_messages.h"
 #include "ebb/runtime/engine/scope.h"
 #include "ebb/runtime/engine/steps/step_progress.h"

@@ -322,7 +322,7 @@ void Steps::IssueFinish() {
   const sharding::UpdateTiming timing = sharding::TimingOf(progress_.plan());
   // With updates off the step is over when Finish returns. An optimizer of the trainer's is called
   // only for applied steps.
-  const bool waits = own_enqueues_ || timing == sharding::UpdateTiming::kOff;
+  const bool waits = exchange_.own_enqueues() || timing == sharding::UpdateTiming::kOff;
   outcome_.Close(
       {.terms = {.waits = !progress_.evaluation && waits,
                  .early = !progress_.evaluation && timing == sharding::UpdateTiming::kEarly,

@@ -19,7 +19,6 @@
 #include "ebb/runtime/engine/steps/paused_step.h"
 #include "ebb/runtime/engine/steps/step_progress.h"
 #include "ebb/runtime/engine/steps/suspension.h"
-#include "ebb/runtime/engine/updates/own_optimizer.h"
 
 namespace ebb {
 
@@ -39,8 +38,7 @@ class Steps {
         view_errors_(view_errors),
         state_(state),
         suspension_(suspension),
-        timeline_(timeline),
-        own_enqueues_(OwnOptimizerEnqueues(core)) {}
+        timeline_(timeline) {}
 
   // Each returns the number that its Step or Evaluation carries.
   int64_t Begin(const StepOptions& options);
@@ -84,7 +82,6 @@ class Steps {
   StateAccess& state_;
   Suspension& suspension_;
   StepTimeline& timeline_;
-  const bool own_enqueues_;
   int64_t traced_evaluations_ = 0;
 };
 

@@ -3,7 +3,6 @@
 // an optimizer of the trainer's.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <span>
 
@@ -40,6 +39,7 @@ class UpdateCall {
 
   // kUpdate and kParameterNorms; instructions.h lists their operands.
   void Run(const LinkedFragment& run, int instruction, const StepTag& step, Stream& stream) const;
+  bool own_enqueues() const { return own_enqueues_; }  // OwnOptimizerEnqueues
 
  private:
   // The arrays of one sub-group.

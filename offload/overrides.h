@@ -1,4 +1,4 @@
-// Hooks with which tests inject faults into shard files and host memory. Only tests set them.
+// Faults of files, and values in place of measured ones, that a test program gives.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace ebb {
 
-struct OffloadTestHooks {
+struct OffloadOverrides {
   // Becomes Options::wrap_queue of an engine's shard file. `owner`: "engine-rank0".
   std::function<decltype(ShardFile::Options::wrap_queue)(std::string_view owner,
                                                          std::string_view file)>
@@ -25,10 +25,8 @@ struct OffloadTestHooks {
   std::string system_root = {};
 };
 
-// The hooks of the process. Do not change them while engines or shard files are being created.
-inline OffloadTestHooks& GetOffloadTestHooks() {
-  static OffloadTestHooks hooks;
-  return hooks;
-}
+// Without any. A test program that gives some defines this function itself
+// (tests/offload/test_overrides.cc).
+const OffloadOverrides& GivenOverrides();
 
 }  // namespace ebb
