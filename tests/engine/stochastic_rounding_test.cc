@@ -1,6 +1,5 @@
 // Engines with bf16 parameters as masters. The update of an element does not depend on world,
 // stage, tier or cut, and training converges as with fp32 masters.
-#include "ebb/optim/stochastic_rounding.h"
 
 #include <gtest/gtest.h>
 

@@ -13,7 +13,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/base/status_macros.h"
-#include "ebb/sharding/plan.h"
 #include "tests/engine/scripted.h"
 #include "tests/engine/swap_faults.h"
 #include "tests/offload/gate.h"
