@@ -15,9 +15,12 @@
 #include "ebb/runtime/config/requests_in_flight.h"
 #include "ebb/sharding/fit/budget.h"
 #include "ebb/sharding/memory_model.h"
+#include "ebb/sharding/swap_files.h"
 
 namespace ebb {
 namespace {
+
+constexpr uint64_t kInSecond = uint64_t{1} << 32;
 
 // The run's need on the disks of a host, where one file finds no room: by class, and over the
 // ranks.
@@ -57,6 +60,17 @@ std::vector<std::span<std::byte>> Registered(std::span<std::byte> staging) {
 
 }  // namespace
 
+void SwapStorage::ListArrays() {
+  for (const auto& arrays : sharding::LayOutSwapFiles(*plan_).sub_groups) {
+    for (const sharding::SwapFiles::Array& array : arrays) {
+      end_ = std::max(end_, array.place.offset + sharding::SwapAligned(array.bytes));
+      if (array.bytes > 0) begins_.push_back(array.place.offset);
+    }
+  }
+  std::sort(begins_.begin(), begins_.end());
+  moved_ = std::vector<std::atomic<uint64_t>>(begins_.size());
+}
+
 void SwapStorage::Charge() {
   for (int state = 0; state < kStateClasses; ++state) {
     charges_[state] = {};  // first, because the peak would count both
@@ -88,6 +102,8 @@ absl::Status SwapStorage::Create(const Config& config, std::span<std::byte> stag
       .backend = config.ebb.io_backend,
       .memory = Registered(staging),
       .wrap_queue = {}};
+  ranks_on_host_ = ranks_on_host;
+  ListArrays();
   Charge();
   ShardFile::Options parameters = common;
   parameters.name = "parameters";
@@ -116,31 +132,51 @@ absl::Status SwapStorage::FollowPlan(std::span<std::byte> staging) {
   if (state_file_ != nullptr)
     EBB_RETURN_IF_ERROR(
         state_file_->Reopen(plan_->pools.state_file_bytes(), state_options_.memory));
-  if (second_places_ != nullptr)
-    EBB_RETURN_IF_ERROR(second_places_->second().Reopen(std::nullopt, state_options_.memory));
+  if (second_file_ != nullptr)
+    EBB_RETURN_IF_ERROR(second_file_->Reopen(std::nullopt, state_options_.memory));
   Charge();
   return absl::OkStatus();
 }
 
+int SwapStorage::ArrayAt(const sharding::Place& place) const {
+  if (place.pool != StateClass::kMaster && place.pool != StateClass::kOptimizer) return -1;
+  if (place.offset >= end_) return -1;
+  const auto next = std::upper_bound(begins_.begin(), begins_.end(), place.offset);
+  return static_cast<int>(next - begins_.begin()) - 1;
+}
+
 ShardFile& SwapStorage::File(const sharding::Place& place) const {
   if (place.pool == StateClass::kParameter) return *parameter_file_;
-  return second_places_ != nullptr ? second_places_->Current(place) : *state_file_;
+  const int array = ArrayAt(place);
+  return StateFile(array >= 0 && (moved_[array].load(std::memory_order_acquire) & kInSecond));
 }
 
 ShardFile& SwapStorage::SavedFile(const sharding::Place& place) const {
-  const bool has_two = second_places_ != nullptr && place.pool != StateClass::kParameter;
-  return has_two ? second_places_->Saved(place) : File(place);
+  const int array = ArrayAt(place);
+  if (array < 0 || !has_second_places()) return File(place);
+  const uint64_t moved = moved_[array].load(std::memory_order_acquire);
+  const bool in_second = (moved & kInSecond) != 0,
+             has_moved = static_cast<uint32_t>(moved) == save_;
+  return StateFile(in_second != has_moved);
 }
 
-absl::Status SwapStorage::TakeSecondPlaces(const sharding::SwapFiles& files, int ranks_on_host) {
-  const int64_t bytes = SecondPlaces::BytesOf(files);
-  if (bytes == 0 || second_places_ != nullptr) return absl::OkStatus();
+bool SwapStorage::MoveTo(const sharding::Place& place, uint32_t save) {
+  const int array = ArrayAt(place);
+  if (array < 0) return false;
+  const uint64_t moved = moved_[array].load(std::memory_order_relaxed);
+  if (static_cast<uint32_t>(moved) == save) return false;
+  moved_[array].store(((moved & kInSecond) ^ kInSecond) | save, std::memory_order_release);
+  return true;
+}
+
+absl::Status SwapStorage::TakeSecondPlaces() {
+  if (end_ == 0 || has_second_places()) return absl::OkStatus();
   // Room for the checkpoint too, which may be on the same disk.
   const auto striped = static_cast<int64_t>(state_options_.directories.size());
   for (const std::string& directory : state_options_.directories) {
     std::error_code error;
     const std::filesystem::space_info space = std::filesystem::space(directory, error);
-    const auto needed = static_cast<uintmax_t>(2 * bytes / striped * ranks_on_host);
+    const auto needed = static_cast<uintmax_t>(2 * end_ / striped * ranks_on_host_);
     if (error || space.available >= needed) continue;
     return absl::ResourceExhaustedError(absl::StrCat(
         "'", directory, "' has ", sharding::SizeText(static_cast<int64_t>(space.available)),
@@ -149,9 +185,9 @@ absl::Status SwapStorage::TakeSecondPlaces(const sharding::SwapFiles& files, int
   }
   ShardFile::Options options = state_options_;
   options.name = "saved-states";
-  options.bytes = bytes;
-  std::unique_ptr<ShardFile> second;
-  EBB_RETURN_IF_ERROR(CreateFile(options, second));
+  options.bytes = end_;
+  EBB_RETURN_IF_ERROR(CreateFile(options, second_file_));
+  const sharding::SwapFiles files = sharding::LayOutSwapFiles(*plan_);
   for (const StateClass state : {StateClass::kMaster, StateClass::kOptimizer}) {
     int64_t held = 0;
     for (const sharding::SwapExtent& extent : files.extents)
@@ -160,7 +196,6 @@ absl::Status SwapStorage::TakeSecondPlaces(const sharding::SwapFiles& files, int
     in_second_[state == StateClass::kMaster ? 0 : 1] =
         MemoryLedger::Charge(*ledger_, state, Tier::kNvme, held);
   }
-  second_places_ = std::make_unique<SecondPlaces>(files, *state_file_, std::move(second));
   return absl::OkStatus();
 }
 

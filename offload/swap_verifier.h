@@ -75,8 +75,7 @@ class SwapVerifier {
   // part of is not known from then on.
   void NoteWrite(const sharding::Place& place, std::span<const std::byte> data);
   void Forget(const sharding::Place& place, int64_t bytes);
-  // An array of masters or states that an update has summed, and writes to its other place
-  // (SecondPlaces).
+  // An array of masters or states that an update has summed, and writes to its other place.
   void NoteMove(const sharding::Place& place);
 
   // The bytes that a save reads from the disk, piece by piece, each from the end of the one before.

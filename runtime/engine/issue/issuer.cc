@@ -131,9 +131,7 @@ void Issuer::Work(LinkedFragment& run, int index, const StepTag& step, Stream& s
       return Copy(run, index, step.parity, stream);
     case Code::kRead:
     case Code::kWrite: {
-      const uint32_t save = core_.storage.files().second_places() != nullptr
-                                ? core_.storage.files().second_places()->save()
-                                : 0;
+      const uint32_t save = core_.storage.files().save();
       Tickets& started = started_[instruction.starts];
       const int64_t ticket = started.TakeTicket();
       stream.Enqueue([this, &run, &started, index, save, ticket] {
@@ -239,8 +237,7 @@ void Issuer::StartTransfers(LinkedFragment& run, int index, uint32_t save) {
     const std::byte* const data = run.At(index, 2 * i);
     if (run.fragment().of_state || SwapVerifier::SumsWhenMoved(to.place.pool)) {
       verifier_.NoteWrite(to.place, {data, static_cast<size_t>(from.bytes())});
-    } else if (core_.storage.files().second_places() != nullptr &&
-               core_.storage.files().second_places()->MoveTo(to.place, save)) {
+    } else if (core_.storage.files().MoveTo(to.place, save)) {
       verifier_.NoteMove(to.place);
     }
     core_.storage.files().File(to.place).StartWrite(transfers[i], to.place.offset, data,

@@ -17,7 +17,6 @@
 #include "ebb/runtime/trace/log.h"
 #include "ebb/sharding/interval.h"
 #include "ebb/sharding/plan_facts.h"
-#include "ebb/sharding/swap_files.h"
 #include "ebb/sharding/unit_places.h"
 #include "ebb/sharding/waits.h"
 
@@ -40,7 +39,7 @@ absl::Status AsyncReads::Prepare(bool beside_steps) {
   }
   if (beside_steps && !std::exchange(asked_for_places_, true)) {
     TakeSecondPlaces();
-    if (core_.storage.files().second_places() != nullptr) before_ = std::move(read_);
+    if (core_.storage.files().has_second_places()) before_ = std::move(read_);
   }
   return read_ != nullptr ? absl::OkStatus() : MakeRead();
 }
@@ -48,10 +47,8 @@ absl::Status AsyncReads::Prepare(bool beside_steps) {
 // Updates that read parameters write these as well, which a step reads in pieces of their own: they
 // wait for the save.
 void AsyncReads::TakeSecondPlaces() {
-  const sharding::Plan& plan = core_.plans.plan();
-  if (sharding::UpdatesReadParameters(plan) || !core_.storage.files().exist()) return;
-  const absl::Status taken = core_.storage.files().TakeSecondPlaces(
-      sharding::LayOutSwapFiles(plan), core_.inputs.world.local_size());
+  if (sharding::UpdatesReadParameters(core_.plans.plan())) return;
+  const absl::Status taken = core_.storage.files().TakeSecondPlaces();
   if (taken.ok()) return;
   LogWarning(absl::StrCat(
       "There is no room for second places of states on NVMe. So while a save runs beside steps, "
@@ -81,9 +78,8 @@ absl::Status AsyncReads::MakeStreams() {
 absl::Status AsyncReads::MakeRead() {
   const Device& device = core_.inputs.device;
   const sharding::Plan& plan = core_.plans.plan();
-  sharding::Fragment fragment = sharding::LowerAsyncRead(
-      plan, core_.slice,
-      /*has_second_places=*/core_.storage.files().second_places() != nullptr);
+  sharding::Fragment fragment =
+      sharding::LowerAsyncRead(plan, core_.slice, core_.storage.files().has_second_places());
   sharding::DeriveWaits(core_.plans.cells(), fragment);
   core_.order.UseStream(sharding::kAsyncReads, core_.streams.async_reads());
   issuer_.OnReadAsync([this](int unit) { Read(unit); });
@@ -150,7 +146,7 @@ std::shared_future<absl::Status> AsyncReads::Take(StateReader reader) {
 
 // The waits of a step do not cover instructions that are issued beside it.
 bool AsyncReads::MayBeginInStep() const {
-  if (core_.storage.files().second_places() == nullptr) return false;
+  if (!core_.storage.files().has_second_places()) return false;
   const std::vector<sharding::Instruction>& all = read_->fragment().instructions;
   return std::none_of(all.begin(), all.end(), [](const sharding::Instruction& instruction) {
     return instruction.code == sharding::Code::kReadAsync &&
@@ -163,8 +159,7 @@ bool AsyncReads::MayBeginInStep() const {
 
 void AsyncReads::Begin() {
   read_->Point(core_.storage);  // pools may have moved
-  if (core_.storage.files().second_places() != nullptr)
-    core_.storage.files().second_places()->BeginSave();
+  core_.storage.files().BeginSave();
   issuer_.Run(*read_, 0, read_->size(), StepTag(), /*counted=*/nullptr);
   core_.streams.async_reads().Enqueue([this] { End(); });
   *waits_ = false;
