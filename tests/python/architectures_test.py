@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 import training
-from ranks import on_one
+from ranks import on_one, on_two
 from training import compare, config, has_bits_of_torch
 
 WIDTH, INNER, HEADS, LAYERS, VOCABULARY = 32, 64, 4, 3, 96
@@ -82,15 +82,12 @@ def _make(name, checkpoints=False):
     return made
 
 
-def _train(name, shown):
+@pytest.mark.parametrize("name", ARCHITECTURES)
+@on_two
+def test_an_architecture_of_transformers(name):
     batches = batches_of(ARCHITECTURES[name][3], 3, 2)
     compare(lambda: _make(name), batches, optimizer=training.SGD, settings=config(optimizer=training.SGD, ebb={"timeout_seconds": 100}),
-            example=batches[0][0] if shown else None)
-
-
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_an_architecture_of_transformers(two, name):
-    two.run(_train, name, name in ("llama", "t5", "deberta_v2"))
+            example=batches[0][0] if name in ("llama", "t5", "deberta_v2") else None)
 
 
 @pytest.mark.parametrize("name", SELECTED)

@@ -14,3 +14,9 @@ def one():
     ranks = Ranks(1)
     yield ranks
     ranks.stop()
+
+
+@pytest.fixture
+def ranks(request):
+    """One of these two, by parametrize("ranks", ["one", "two"], indirect=True)."""
+    return request.getfixturevalue(request.param)

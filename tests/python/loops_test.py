@@ -2,7 +2,6 @@
 
 import copy
 import logging
-import os
 import subprocess
 import sys
 import warnings

@@ -161,21 +161,18 @@ def test_state_comes_back_in_its_types(folder):
     third.close()
 
 
-def _types(kind, dtype):
-    engine = ebb.initialize(Model(dtype), config(optimizer=SGD, **({kind: {"enabled": True}} if kind else {})))
-    found = {view.dtype for slots in engine._slots for view in slots.views} - {torch.uint8}
-    engine.close()
-    return {str(dtype) for dtype in found}
-
-
 @pytest.mark.parametrize("kind, dtype, expected", [
     ("bf16", torch.bfloat16, {"torch.bfloat16", "torch.float32"}),
     (None, torch.bfloat16, {"torch.bfloat16", "torch.float32"}),
     ("fp16", torch.bfloat16, {"torch.float16"}),
     ("bf16", torch.float32, {"torch.bfloat16"}),
 ])
-def test_a_model_keeps_its_types_where_the_configured_one_is_among_them(one, kind, dtype, expected):
-    assert one.run(_types, kind, dtype)[0] == expected
+@on_one
+def test_a_model_keeps_its_types_where_the_configured_one_is_among_them(kind, dtype, expected):
+    engine = ebb.initialize(Model(dtype), config(optimizer=SGD, **({kind: {"enabled": True}} if kind else {})))
+    found = {view.dtype for slots in engine._slots for view in slots.views} - {torch.uint8}
+    engine.close()
+    assert {str(dtype) for dtype in found} == expected
 
 
 class Scaled(nn.Module):

@@ -18,20 +18,18 @@ def test_a_perceptron_learns_as_in_torch():
     compare(mlp, vector_batches(5, 2), squared_error)
 
 
-def _tied(**options):
+@pytest.mark.parametrize("shown", [True, False], ids=["shown", "in registration order"])
+@on_two
+def test_gpt2_with_a_tied_head(shown):
     batches = token_batches(5, 2)
-    compare(gpt2, batches, example=example(batches) if options.pop("shown", True) else None, **options)
+    compare(gpt2, batches, example=example(batches) if shown else None)
 
 
-def test_gpt2_with_a_tied_head(two):
-    two.run(_tied)
-
-
-def test_gpt2_in_registration_order(two):
-    two.run(_tied, shown=False)
-
-
-def _llama(stage, accumulate, folder, checkpointing):
+@pytest.mark.parametrize("stage, accumulate, on_disk, checkpointing", [
+    *((stage, 1, False, None) for stage in range(4)), (3, 3, True, None), (3, 2, False, "reentrant"), (3, 2, False, "not_reentrant"),
+])
+@on_two
+def test_llama(stage, accumulate, on_disk, checkpointing, folder):
     def make():
         model = llama()
         if checkpointing is not None:
@@ -39,23 +37,9 @@ def _llama(stage, accumulate, folder, checkpointing):
             model.enable_input_require_grads()
         return model
 
-    settings = config(stage, gradient_accumulation_steps=accumulate, zero=offloaded(folder) if folder else {})
+    settings = config(stage, gradient_accumulation_steps=accumulate, zero=offloaded(folder) if on_disk else {})
     batches = token_batches(4, 2 * accumulate)
     compare(make, batches, settings=settings, accumulate=accumulate, example=example(batches))
-
-
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_llama_at_every_stage(two, stage):
-    two.run(_llama, stage, 1, None, None)
-
-
-def test_llama_from_the_disk_with_accumulation(two, tmp_path):
-    two.run(_llama, 3, 3, str(tmp_path), None)
-
-
-@pytest.mark.parametrize("kind", ["reentrant", "not_reentrant"])
-def test_llama_with_checkpointing(two, kind):
-    two.run(_llama, 3, 2, None, kind)
 
 
 @pytest.mark.parametrize("checkpointing, save_modules", [(False, False), (True, False), (False, True)])

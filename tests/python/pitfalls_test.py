@@ -20,23 +20,18 @@ import ebb
 RIGHT = [Blocks, InPlaceOnAView, CachedIntermediate, UsedTwice, Checkpointed, CheckpointedReentrant, CheckpointOverTwo, EarlyStopped, FrozenMiddle,
          FrozenFirst, LeftOut, Containers, PassedThrough, Resident, ListsOfLists, OtherMethod, MixtureOfExperts, SharedList, FusedHead,
          ReadInBackward]
+WITHOUT_AN_EXAMPLE = [Blocks, InPlaceOnAView, CachedIntermediate, Checkpointed, EarlyStopped, Containers, Resident, OtherMethod, SharedList, FusedHead]
 
 
-def _right(kind, registered):
+@pytest.mark.parametrize(
+    "kind, registered", [*((kind, False) for kind in RIGHT), *((kind, True) for kind in WITHOUT_AN_EXAMPLE)],
+    ids=lambda value: getattr(value, "__name__", "registered" if value else "shown"),
+)
+@on_two
+def test_numbers_are_those_of_torch(kind, registered):
     batches = vector_batches(4, 2)
     optimizer = training.SGD if kind in (CachedIntermediate, LeftOut, MixtureOfExperts, PassedThrough) else training.ADAMW  # torch leaves out what has no gradient
     compare(kind, batches, squared_error, optimizer=optimizer, example=None if registered else (batches[0][0][0],))
-
-
-@pytest.mark.parametrize("kind", RIGHT, ids=lambda kind: kind.__name__)
-def test_numbers_are_those_of_torch(two, kind):
-    two.run(_right, kind, False)
-
-
-@pytest.mark.parametrize("kind", [Blocks, InPlaceOnAView, CachedIntermediate, Checkpointed, EarlyStopped, Containers, Resident, OtherMethod,
-                                  SharedList, FusedHead])
-def test_without_an_example_too(two, kind):
-    two.run(_right, kind, True)
 
 
 @on_two

@@ -97,27 +97,35 @@ class _Body:
     def __init__(self, module: str, name: str):
         self.module, self.name = module, name
 
-    def __call__(self, **given: Any) -> Any:
-        return getattr(importlib.import_module(self.module), self.name).__wrapped__(**given)
+    def __call__(self, place: Any = None, **given: Any) -> Any:
+        body = getattr(importlib.import_module(self.module), self.name).__wrapped__
+        of_place = {"place": place, "settings": place and place.with_sgd()}
+        return body(**given, **{name: of_place[name] for name in inspect.signature(body).parameters if name in of_place})
 
 
 def _on(ranks: str) -> Callable[[Callable[..., Any]], Callable[..., None]]:
     """Makes a test of a function that runs in the processes of the fixture `ranks`. Its parameters are fixtures and values of parametrize,
-    and `folder` is str(tmp_path)."""
+    `folder` is str(tmp_path), and in reports/ `place` is the Place, and `settings` its configuration for SGD."""
 
     def made(body: Callable[..., Any]) -> Callable[..., None]:
+        parameters = inspect.signature(body).parameters
+
         @functools.wraps(body)
         def test(**given: Any) -> None:
             processes = given.pop(ranks)
             if "tmp_path" in given:
                 given["folder"] = str(given.pop("tmp_path"))
+            if ranks != "at" and {"place", "settings"} & set(parameters):
+                from places import Place
+
+                given["place"] = Place(ranks, processes.size)
             processes.run(_Body(body.__module__, body.__name__), **given)
 
-        names = [ranks, *("tmp_path" if name == "folder" else name for name in inspect.signature(body).parameters)]
+        names = [ranks, *("tmp_path" if name == "folder" else name for name in parameters if name not in ("place", "settings"))]
         test.__signature__ = inspect.Signature([inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names])
         return test
 
     return made
 
 
-on_one, on_two = _on("one"), _on("two")
+on_one, on_two, on_ranks, on_places = _on("one"), _on("two"), _on("ranks"), _on("at")

@@ -1,6 +1,5 @@
 """Files of models: what a killed or failed writer leaves, and what readers say about files of other programs."""
 
-import logging
 import os
 
 import pytest
@@ -8,7 +7,7 @@ import safetensors.torch
 import torch
 from ranks import on_one
 from torch import nn
-from training import config, gpt2, mlp
+from training import config, gpt2, mlp, warned
 
 import ebb
 
@@ -130,34 +129,22 @@ class Queue(nn.Module):
         return self.last(self.first(x))
 
 
-def _warned(call):
-    said = []
-    handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())
-    logging.getLogger("ebb").addHandler(handler)
-    try:
-        call()
-    finally:
-        logging.getLogger("ebb").removeHandler(handler)
-    return said
-
-
 @on_one
 def test_buffers_that_do_not_fit_are_named(folder):
     engine = ebb.initialize(model := Queue(2, torch.ones(3)), config())
     model.queue.fill_(7)
-    assert _warned(lambda: engine.save(f"{folder}/small")) == []
+    assert warned(lambda: engine.save(f"{folder}/small")) == []
     engine.close()
     engine = ebb.initialize(model := Queue(3), config())
-    assert _warned(lambda: engine.load(f"{folder}/small")) == [
+    assert warned(lambda: engine.load(f"{folder}/small")) == [
         "1 buffers keep their values, because the checkpoint lacks them or has another shape: queue",
         "1 buffers of the checkpoint are not in the model: later"]
     assert model.queue.sum() == 0
     engine.close()
     engine = ebb.initialize(Queue((4 << 20) + 1), config())
-    (said,) = _warned(lambda: engine.save(f"{folder}/large"))
+    (said,) = warned(lambda: engine.save(f"{folder}/large"))
     assert said.startswith("the checkpoint is saved without the model's buffers, because they have 16777220 bytes")
-    assert len(_warned(lambda: engine.load(f"{folder}/large"))) == 1
+    assert len(warned(lambda: engine.load(f"{folder}/large"))) == 1
     engine.close()
 
 

@@ -41,7 +41,10 @@ def test_a_run_is_resumed_bit_for_bit_at_another_stage(folder):
     engine.close()
 
 
-def _save_pretrained(folder, make, parts):
+@pytest.mark.parametrize("make", [gpt2, llama])
+@pytest.mark.parametrize("parts", [False, True])
+@on_two
+def test_transformers_loads_what_is_saved(folder, make, parts):
     import transformers
 
     model = make()
@@ -55,12 +58,6 @@ def _save_pretrained(folder, make, parts):
     loaded = transformers.AutoModelForCausalLM.from_pretrained(folder)
     for name, value in loaded.state_dict().items():
         assert torch.equal(value, expected[name]), name
-
-
-@pytest.mark.parametrize("make", [gpt2, llama])
-@pytest.mark.parametrize("parts", [False, True])
-def test_transformers_loads_what_is_saved(two, tmp_path, make, parts):
-    two.run(_save_pretrained, str(tmp_path / "model"), make, parts)
 
 
 @on_two
@@ -151,7 +148,8 @@ def test_a_file_that_has_no_weights_is_named(folder):
             ebb.initialize(model, config(), weights=file)
 
 
-def _meta(folder):
+@on_two
+def test_a_model_without_memory_reads_its_slices_from_files(folder):
     import transformers
 
     model = gpt2()
@@ -170,10 +168,6 @@ def _meta(folder):
     loss = train(engine, empty, batches)
     engine.close()
     assert abs(loss - training.with_torch(gpt2(), batches)[-1]) < 1e-5
-
-
-def test_a_model_without_memory_reads_its_slices_from_files(two, tmp_path):
-    two.run(_meta, str(tmp_path / "files"))
 
 
 @on_two

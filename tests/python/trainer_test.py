@@ -8,7 +8,7 @@ import pathlib
 import pytest
 import torch
 import training
-from ranks import on_one, on_two
+from ranks import on_one, on_ranks, on_two
 from training import gpt2, llama, offloaded, token_batches
 
 import ebb
@@ -67,8 +67,14 @@ def same_parameters(trainer, plain, tolerance=0.0):
         assert (values[name] - value).abs().max().item() <= tolerance, name
 
 
-def _same_bits(folder, **more):
-    """An update of SGD is one product and one sum, and gradients are summed in the order of the micro-batches."""
+ACCUMULATED = {"gradient_accumulation_steps": 3, "max_steps": -1, "num_train_epochs": 2}
+
+
+@pytest.mark.parametrize("ranks, more", [("one", {}), ("one", ACCUMULATED), ("two", {})], indirect=["ranks"], ids=["", "accumulated", "data parallel"])
+@on_ranks
+def test_bits_are_those_of_transformers(folder, more):
+    """An update of SGD is one product and one sum, and gradients are summed in the order of the micro-batches. 18 batches of 2 and 3 a step; 40
+    samples are 20 batches, so that each epoch ends with a step of 2."""
     plain = theirs(llama(), folder, **EXACT, **more)
     plain.train()
     trainer = ours(llama(), folder, **EXACT, **more)
@@ -78,20 +84,12 @@ def _same_bits(folder, **more):
     trainer.engine.close()
 
 
-@pytest.mark.parametrize("more", [{}, {"gradient_accumulation_steps": 3, "max_steps": -1, "num_train_epochs": 2}], ids=["", "accumulated"])
-def test_one_rank_has_the_bits_of_transformers(one, tmp_path, more):
-    """18 batches of 2 and 3 a step; 40 samples are 20 batches, so that each epoch ends with a step of 2."""
-    one.run(_same_bits, str(tmp_path), **more)
-
-
-def test_two_ranks_have_the_bits_of_data_parallel_training(two, tmp_path):
-    two.run(_same_bits, str(tmp_path))
-
-
-def _adamw(folder, **more):
+@pytest.mark.parametrize("accumulate", [1, 2])
+@on_two
+def test_adamw_with_clipping_and_a_schedule(folder, accumulate):
     """AdamW, clipping, decay of all but norms and biases, and a falling rate: the roundings of an update and of the norm differ. An update is
     at most some rates of 1e-3, of which 1e-7 is lost a step; losses lie within the tolerance of the other tests against torch."""
-    settings = {"learning_rate": 1e-3, "weight_decay": 0.1, "max_grad_norm": 1.0, "warmup_steps": 2, **more}
+    settings = {"learning_rate": 1e-3, "weight_decay": 0.1, "max_grad_norm": 1.0, "warmup_steps": 2, "gradient_accumulation_steps": accumulate}
     plain = theirs(gpt2(), folder, **settings)
     plain.train()
     trainer = ours(gpt2(), folder, **settings)
@@ -103,11 +101,6 @@ def _adamw(folder, **more):
     assert {group["weight_decay"] for group in trainer.engine.param_groups} == {0.1, 0.0}
     same_parameters(trainer, plain.model, 2e-5)
     trainer.engine.close()
-
-
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_adamw_with_clipping_and_a_schedule(two, tmp_path, accumulate):
-    two.run(_adamw, str(tmp_path), gradient_accumulation_steps=accumulate)
 
 
 def _resumed(folder, config):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import logging
 from typing import Any, Callable
 
 import torch
@@ -113,6 +114,19 @@ def has_bits_of_torch(make: Callable[[], torch.nn.Module], batches: list[list[An
             assert torch.equal(after[name], values[name] - 0.0625 * gradient), f"step {step}: the gradient of '{name}' is not torch's"
         values = after
     engine.close()
+
+
+def warned(call: Callable[[], Any]) -> list[str]:
+    """The warnings of Ebb meanwhile."""
+    said: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("ebb").addHandler(handler)
+    try:
+        call()
+    finally:
+        logging.getLogger("ebb").removeHandler(handler)
+    return said
 
 
 def digest(engine: ebb.Engine) -> str:

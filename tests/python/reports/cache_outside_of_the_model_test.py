@@ -6,9 +6,9 @@ import itertools
 import sys
 import types
 
-import places
 import pytest
 import torch
+from ranks import on_one, on_places
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 from training import compare, mlp, squared_error, with_engine, with_torch
@@ -248,11 +248,13 @@ def _is_right(place, kinds):
                 assert losses == pytest.approx(expected, abs=2e-6), (kind, example, instance)
 
 
-def test_the_cache_has_real_tensors_and_the_numbers_are_torchs(at):
-    at(_is_right, KINDS)
+@on_places
+def test_the_cache_has_real_tensors_and_the_numbers_are_torchs(place):
+    _is_right(place, KINDS)
 
 
-def _is_as_before(place):
+@on_places
+def test_containers_have_their_old_contents(place):
     _is_right(place, CONTAINERS)
     forget()
     kept = GROWING, PRESET, BY_BLOCK, SPACE.tables, LOG
@@ -262,18 +264,11 @@ def _is_as_before(place):
         assert kept == ([], {"angles": None}, [None] * 3, [{"angles": None}], {"output": None, "outputs": []}), kind
 
 
-def test_containers_have_their_old_contents(at):
-    at(_is_as_before)
-
-
-def _counted_first(place):
+@on_places
+def test_counting_activations_leaves_no_tensor_in_a_cache(place):
     forget()
     ebb.count_activations(made(LruCache), place.config(), place.ranks, example=torch.ones(2, 8))
     compare(lambda: made(LruCache), place.batches(), squared_error, place.config())
-
-
-def test_counting_activations_leaves_no_tensor_in_a_cache(at):
-    at(_counted_first)
 
 
 class Slotted:
@@ -288,7 +283,8 @@ class Slotted:
         return x * self.table[0]
 
 
-def _is_named(place):
+@on_places
+def test_what_cannot_be_taken_back_is_named_when_it_is_used(place):
     class Kept(Block):
         def mixed(self, x):
             return scaled(x)
@@ -304,10 +300,6 @@ def _is_named(place):
     scaled = with_a_generator()
     made(Kept)(torch.ones(2, 8))
     compare(lambda: made(Kept), place.batches(), squared_error, place.config())
-
-
-def test_what_cannot_be_taken_back_is_named_when_it_is_used(at):
-    at(_is_named)
 
 
 ANGLES_OF_CONTEXT = contextvars.ContextVar("angles of the context", default=None)
@@ -379,7 +371,8 @@ HOLDERS = {
 }
 
 
-def _given_back(place):
+@on_one
+def test_a_context_and_an_attribute_of_a_function_get_their_values_back(place):
     for make in (lambda: of_a_context, with_an_attribute):
         batches = place.batches()
 
@@ -395,11 +388,8 @@ def _given_back(place):
         assert losses == pytest.approx(expected, abs=2e-6)
 
 
-def test_a_context_and_an_attribute_of_a_function_get_their_values_back(one):
-    one.run(_given_back, places.PLACES[0])
-
-
-def _holders(place):
+@on_one
+def test_the_holder_has_the_users_name(place):
     for make, words in HOLDERS.items():
         scaled = make()
 
@@ -412,10 +402,6 @@ def _holders(place):
         with pytest.raises(ebb.Error, match=f"^{words} keeps a tensor without values"):
             model(place.batches()[0][0][0])
         engine.close()
-
-
-def test_the_holder_has_the_users_name(one):
-    one.run(_holders, places.Place("one rank", 1))
 
 
 def _weight_norm():
@@ -437,12 +423,9 @@ class LooksAtValues(nn.Sequential):
         return super().forward(x if x.sum().item() < 1e9 else -x)
 
 
-def _parametrized(place):
+@on_places
+def test_cached_parametrizations(place):
     batches = place.batches()
     for make in (_weight_norm, lambda: LooksAtValues(*_weight_norm())):
         compare(make, batches, _cached_parametrization, place.config())
     compare(_weight_norm, batches, _cached_parametrization, place.config(), example=lambda model: _cached_parametrization(model, batches[0][0]))
-
-
-def test_cached_parametrizations(at):
-    at(_parametrized)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from modules import Blocks
+from ranks import on_places
 from training import squared_error, with_engine, with_torch
 
 import ebb
@@ -28,7 +29,10 @@ def _trained(place, make, call_of, graphs):
         engine.close()
 
 
-def _is_right(place, how):
+@pytest.mark.parametrize("how", ["model.compile() before", "model.compile() after", "torch.compile(model) before", "torch.compile(model) after",
+                                 "torch.compile of a function"])
+@on_places
+def test_numbers_are_those_of_torch(place, how):
     graphs = []
 
     def backend(graph, inputs):
@@ -50,13 +54,8 @@ def _is_right(place, how):
     }[how]()
 
 
-@pytest.mark.parametrize("how", ["model.compile() before", "model.compile() after", "torch.compile(model) before", "torch.compile(model) after",
-                                 "torch.compile of a function"])
-def test_numbers_are_those_of_torch(at, how):
-    at(_is_right, how)
-
-
-def _one_graph(place):
+@on_places
+def test_fullgraph_is_an_error_of_torch(place):
     engine = ebb.initialize(model := Blocks(), place.config())
     torch._dynamo.reset()  # else the code of an earlier model may fit
     with pytest.raises(torch._dynamo.exc.Unsupported):
@@ -65,11 +64,8 @@ def _one_graph(place):
     engine.close()
 
 
-def test_fullgraph_is_an_error_of_torch(at):
-    at(_one_graph)
-
-
-def _compiled_loss(place):
+@on_places
+def test_a_compiled_loss(place):
     """It is compiled once, and a parameter that it reads outside of its unit has an error."""
     graphs = []
 
@@ -88,7 +84,3 @@ def _compiled_loss(place):
     with pytest.raises(Exception, match="'blocks.0.weight' is read by square outside of its unit"):
         penalty(model.blocks[0].weight)
     engine.close()
-
-
-def test_a_compiled_loss(at):
-    at(_compiled_loss)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from modules import Blocks
 from pitfalls_test import refused, refused_in_a_thread
+from ranks import on_places
 from torch import nn
 from training import SGD, squared_error, vector_batches
 
@@ -93,7 +94,9 @@ def _without_functions(parameter):
         return parameter.sum()
 
 
-def _memory(settings):
+@on_places
+def test_no_way_to_the_memory_finds_any(place):
+    settings = place.config(optimizer=SGD)
     model = Blocks()
     engine = ebb.initialize(model, settings)
     batch = vector_batches(1, 2)[0][engine.world.rank]
@@ -112,11 +115,9 @@ def _memory(settings):
         torch.tensor(parameter)
 
 
-def test_no_way_to_the_memory_finds_any(at):
-    at(_with_config, _memory)
-
-
-def _refused(settings):
+@on_places
+def test_a_copy_is_refused_by_name(place):
+    settings = place.config(optimizer=SGD)
     model, target = Blocks(), Blocks()
     engine = ebb.initialize(model, settings)
     batch = vector_batches(1, 2)[0][engine.world.rank]
@@ -145,16 +146,10 @@ def _refused(settings):
     refused(lambda: copy.deepcopy(model), "'blocks.0.weight' is read by clone after its engine was closed")
 
 
-def test_a_copy_is_refused_by_name(at):
-    at(_with_config, _refused)
-
-
-def _with_config(place, function):
-    function(place.config(optimizer=SGD))
-
-
-def _within_a_step(settings):
+@on_places
+def test_within_a_step_on_one_rank_and_in_another_thread(place):
     """The step ends on every rank, with the text."""
+    settings = place.config(optimizer=SGD)
     model, target = Blocks(), Blocks()
     engine = ebb.initialize(model, settings)
     batch = vector_batches(1, 2)[0][engine.world.rank]
@@ -174,11 +169,9 @@ def _within_a_step(settings):
     engine.close()
 
 
-def test_within_a_step_on_one_rank_and_in_another_thread(at):
-    at(_with_config, _within_a_step)
-
-
-def _harmless(settings):
+@on_places
+def test_what_needs_no_value_is_as_with_torch(place):
+    settings = place.config(optimizer=SGD)
     import peft
     import transformers
 
@@ -209,11 +202,8 @@ def _harmless(settings):
     engine.close()
 
 
-def test_what_needs_no_value_is_as_with_torch(at):
-    at(_with_config, _harmless)
-
-
-def _averaged(place):
+@on_places
+def test_averages_and_copies_that_the_error_names_are_right(place):
     """As the errors say: an average of engine.state_dict(), and a copy by copy_parameters_from."""
     batches = place.batches()
     model, plain = Blocks(), Blocks()
@@ -236,12 +226,10 @@ def _averaged(place):
     other.close(), engine.close()
 
 
-def test_averages_and_copies_that_the_error_names_are_right(at):
-    at(_averaged)
-
-
-def _written_copies(settings):
+@on_places
+def test_a_write_to_a_value_of_state_dict_is_refused_until_it_is_loaded(place):
     """With torch, the values of model.state_dict() are the parameters."""
+    settings = place.config(optimizer=SGD)
     model = Blocks()
     engine = ebb.initialize(model, settings)
     batch = vector_batches(1, 2)[0][engine.world.rank]
@@ -255,7 +243,3 @@ def _written_copies(settings):
     engine.backward(squared_error(model, batch)), engine.step()
     assert torch.allclose(engine.gather(W), own[W], atol=0.1) and not torch.equal(own[W], changed[W])
     engine.close()
-
-
-def test_a_write_to_a_value_of_state_dict_is_refused_until_it_is_loaded(at):
-    at(_with_config, _written_copies)

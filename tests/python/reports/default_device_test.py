@@ -4,6 +4,7 @@ import tempfile
 
 import torch
 from modules import Blocks
+from ranks import on_places
 from training import SGD, squared_error, with_torch
 
 import ebb
@@ -19,7 +20,8 @@ class Counts(Blocks):
         return super().forward(x)
 
 
-def _elsewhere(place):
+@on_places
+def test_another_default_device(place):
     batches = place.batches(2)
     model, plain = Counts(), Counts()
     losses = with_torch(plain, batches, squared_error, SGD, clip=1e9)
@@ -42,7 +44,3 @@ def _elsewhere(place):
         engine.close()
     finally:
         torch.set_default_device(None)
-
-
-def test_another_default_device(at):
-    at(_elsewhere)

@@ -6,9 +6,9 @@ import os
 import pytest
 import torch
 from pitfalls_test import refused
-from places import Place, with_sgd
+from ranks import on_one, on_places
 from torch import nn
-from training import mlp, squared_error, vector_batches
+from training import config, mlp, offloaded, squared_error, vector_batches
 
 import ebb
 
@@ -25,7 +25,9 @@ def _train(engine, plain, batches):
         assert torch.allclose(engine.gather(name), value, atol=2e-6), name
 
 
-def _again(settings, is_told):
+@pytest.mark.parametrize("is_told", [True, False], ids=["keeps_values", "loses_values"])
+@on_places
+def test_the_new_engine_begins_with_the_values(settings, is_told):
     model = mlp()
     plain = copy.deepcopy(model)
     engine = ebb.initialize(model, settings, resident=["4.weight"])
@@ -51,12 +53,8 @@ def _again(settings, is_told):
     engine.close()
 
 
-@pytest.mark.parametrize("is_told", [True, False], ids=["keeps_values", "loses_values"])
-def test_the_new_engine_begins_with_the_values(at, is_told):
-    at(with_sgd, _again, is_told)
-
-
-def _no_memory(settings):
+@on_places
+def test_a_rank_without_memory_leaves_the_engine_open_on_all(settings):
     model = mlp()
     plain = copy.deepcopy(model)
     engine = ebb.initialize(model, settings)
@@ -77,11 +75,8 @@ def _no_memory(settings):
     assert not any(value.isnan().any() for value in model.parameters())
 
 
-def test_a_rank_without_memory_leaves_the_engine_open_on_all(at):
-    at(with_sgd, _no_memory)
-
-
-def _other_types(settings):
+@on_one
+def test_each_type_comes_back(settings):
     model = nn.Sequential(*[nn.Linear(8, 8) for _ in range(3)]).bfloat16()
     model[1].weight = nn.Parameter(torch.arange(64, dtype=torch.uint8).view(8, 8), requires_grad=False)
     model[1].forward = lambda x: x * model[1].weight.to(x.dtype).sum() + model[1].bias
@@ -93,11 +88,8 @@ def _other_types(settings):
         assert value.dtype == before[name].dtype and torch.equal(value, before[name]), name
 
 
-def test_each_type_comes_back(one):
-    one.run(with_sgd, Place("one rank", 1), _other_types)
-
-
-def _nan(settings):
+@on_places
+def test_a_model_with_nan_is_refused_by_name(settings):
     for name in ("0.weight", "6.bias"):
         for resident in ([], [name]):
             model = mlp()
@@ -107,12 +99,9 @@ def _nan(settings):
     ebb.initialize(mlp(), settings).close()
 
 
-def test_a_model_with_nan_is_refused_by_name(at):
-    at(with_sgd, _nan)
-
-
-def _held(settings, folder):
-    engine = ebb.initialize(mlp(64), settings)
+@on_one
+def test_a_forked_worker_does_not_keep_the_space_on_the_disk(folder):
+    engine = ebb.initialize(mlp(64), config(zero=offloaded(folder)))
     squared_error(engine.model, (torch.randn(2, 64), torch.randn(2, 1))).backward()
     engine.step()
     go_on, asked = os.pipe()
@@ -139,9 +128,3 @@ def _held(settings, folder):
         os.close(asked)
         os.waitpid(child, 0)
     assert sum(before) > 0 and len(after) == len(before) and sum(after) == 0
-
-
-def test_a_forked_worker_does_not_keep_the_space_on_the_disk(one, tmp_path):
-    import training
-
-    one.run(_held, training.config(zero=training.offloaded(str(tmp_path))), str(tmp_path))

@@ -2,9 +2,12 @@
 
 import pytest
 import torch
+from ranks import on_one, on_ranks
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from training import ADAMW, SGD, compare, config, offloaded
+from training import SGD, compare, config, offloaded
+
+import ebb
 
 MOST = 3  # passes, as the example has them
 UNITS = ("Sequential", "Linear", "GRUCell", "LSTMCell")
@@ -108,45 +111,36 @@ def _batches(passes, of_step):
     return [[(torch.randn(2, 8, generator=generator), torch.randn(2, 1, generator=generator), count)] * of_step for count in passes]
 
 
+def _zero(folder):
+    return offloaded(folder) if ebb.world().size > 1 else {}
+
+
 def _loss(model, batch):
     x, y, passes = batch
     return (model(x, passes) - y).square().mean()
 
 
-def _compare(kind, folder, accumulate=1, passes=(2, 3, 1, 2, 1, 3), optimizer=ADAMW):
-    import ebb
-
-    ranks = ebb.world().size
-    batches = _batches(passes, ranks * accumulate)
-    settings = config(zero=offloaded(folder) if folder else {}, gradient_accumulation_steps=accumulate, optimizer=optimizer)
-    compare(kind, batches, _loss, settings=settings, accumulate=accumulate, optimizer=optimizer, example=(torch.zeros(2, 8), MOST), units=UNITS)
-
-
+@pytest.mark.parametrize("ranks", ["one", "two"], indirect=True)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_a_loop_ends_earlier_than_in_the_example(one, kind):
-    one.run(_compare, kind, None)
+@on_ranks
+def test_a_loop_ends_earlier_than_in_the_example(kind, folder):
+    batches = _batches((2, 3, 1, 2, 1, 3), ebb.world().size)
+    compare(kind, batches, _loss, settings=config(zero=_zero(folder)), example=(torch.zeros(2, 8), MOST), units=UNITS)
 
 
 @pytest.mark.parametrize("kind", [Loop, LoopOfTwo, LoopUnderCheckpoint], ids=lambda kind: kind.__name__)
-def test_a_batch_makes_no_pass_at_all(one, kind):
+@on_one
+def test_a_batch_makes_no_pass_at_all(kind):
     # Torch's AdamW leaves out a parameter without a gradient, and Ebb counts a gradient of 0.
-    one.run(_compare, kind, None, passes=(0, 3, 0, 1), optimizer=SGD)
+    compare(kind, _batches((0, 3, 0, 1), 1), _loss, optimizer=SGD, settings=config(optimizer=SGD), example=(torch.zeros(2, 8), MOST), units=UNITS)
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_on_two_ranks_with_states_on_nvme(two, kind, tmp_path):
-    two.run(_compare, kind, str(tmp_path))
-
-
-def _micro_batches():
+@on_one
+def test_each_micro_batch_ends_after_another_pass():
     """Each micro-batch of a step has passes of its own."""
     batches = [[one, other] for (one, _), (other, _) in zip(_batches([2, 3, 1, 3], 2), _batches([1, 2, 3, 3], 2))]
     compare(Loop, batches, _loss, settings=config(gradient_accumulation_steps=2), accumulate=2, example=(torch.zeros(2, 8), MOST),
             units=UNITS)
-
-
-def test_each_micro_batch_ends_after_another_pass(one):
-    one.run(_micro_batches)
 
 
 class HeadAtPlaces(Loop):
@@ -174,8 +168,6 @@ class HeadUnderCheckpoint(HeadAtPlaces):
 
 
 def _head_at(kind, places, zero, **options):
-    import ebb
-
     settings = config(zero=zero, optimizer=SGD)
     compare(kind, _batches(places, ebb.world().size), _loss, settings=settings, optimizer=SGD, units=UNITS, **options)
 
@@ -183,10 +175,10 @@ def _head_at(kind, places, zero, **options):
 PLACES = [(1, 2), (0, 1), (2,), (0, 2), (0, 1, 2), (0,), (1,), ()]
 
 
-def _without_the_first_call(folder):
-    import ebb
-
-    zero, example = offloaded(folder) if folder else {}, (torch.zeros(2, 8), (0, 1, 2))
+@pytest.mark.parametrize("ranks", ["one", "two"], indirect=True)
+@on_ranks
+def test_a_head_without_its_first_call(folder):
+    zero, example = _zero(folder), (torch.zeros(2, 8), (0, 1, 2))
     for kind in (HeadAtPlaces, HeadUnderCheckpoint):
         _head_at(kind, PLACES, zero, example=example)
     _head_at(HeadAtPlaces, PLACES, zero, example=example, resident=["head.*"])
@@ -199,19 +191,8 @@ def _without_the_first_call(folder):
     engine.close()
 
 
-def test_a_head_without_its_first_call(one):
-    one.run(_without_the_first_call, None)
-
-
-def test_and_on_two_ranks_with_states_on_nvme(two, tmp_path):
-    two.run(_without_the_first_call, str(tmp_path))
-
-
-def _in_micro_batches():
+@on_one
+def test_each_micro_batch_leaves_out_another_call():
     batches = [[_batches([places], 1)[0][0] for places in of_step] for of_step in zip(PLACES, PLACES[1:], PLACES[3:], PLACES[2:])]
     for kind in (HeadAtPlaces, HeadUnderCheckpoint):
         compare(kind, batches, _loss, settings=config(gradient_accumulation_steps=4), accumulate=4, units=UNITS, example=(torch.zeros(2, 8), (0, 1, 2)))
-
-
-def test_each_micro_batch_leaves_out_another_call(one):
-    one.run(_in_micro_batches)

@@ -2,6 +2,7 @@
 
 import torch
 import transformers
+from ranks import on_one
 from trainer_test import ZERO, arguments
 from training import vector_batches
 
@@ -51,11 +52,8 @@ def _seen(folder, kind):
     return {tuple(row) for row in model.seen}
 
 
-def _compared(folder):
+@on_one
+def test_floats_are_not_rounded(folder):
     expected = tuple(torch.tensor(value).item() for value in (*GIVEN.values(), 1000.6))
     assert _seen(folder, "transformers") == {expected}
     assert _seen(folder, "ebb") == {expected}
-
-
-def test_floats_are_not_rounded(one, tmp_path):
-    one.run(_compared, str(tmp_path))

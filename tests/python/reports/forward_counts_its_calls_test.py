@@ -12,6 +12,7 @@ from collections import deque
 import numpy
 import pytest
 import torch
+from ranks import on_places
 from torch import nn
 from training import squared_error, with_engine, with_torch
 
@@ -211,7 +212,8 @@ def made(kind):
     return kind()
 
 
-def _counts(place):
+@on_places
+def test_the_forward_that_shows_the_order_is_not_counted(place):
     batches = place.batches(3)
     for kind in KINDS:
         for example in (None, batches[0][0][0][:1]):
@@ -221,11 +223,8 @@ def _counts(place):
                 assert losses == pytest.approx(with_torch(made(kind), batches, squared_error), abs=2e-6), kind
 
 
-def test_the_forward_that_shows_the_order_is_not_counted(at):
-    at(_counts)
-
-
-def _hooks_read(place):
+@on_places
+def test_a_forward_hook_reads_the_parameters_of_its_module(place):
     """Hooks of the user's that come after initialize, and read or use their module's parameters."""
     def by_hooks(model, norms):
         for block in model.blocks:
@@ -251,10 +250,6 @@ def _hooks_read(place):
     engine.close()
 
 
-def test_a_forward_hook_reads_the_parameters_of_its_module(at):
-    at(_hooks_read)
-
-
 WAITING = []  # batches of a loader, which no code of the model names
 
 
@@ -268,7 +263,8 @@ class Waits(InANamespace):
         return super().forward(x)
 
 
-def _loads_meanwhile(place):
+@on_places
+def test_what_another_thread_loads_meanwhile_stays(place):
     model = made(Waits)
 
     def fill():
@@ -283,7 +279,3 @@ def _loads_meanwhile(place):
     loader.join()
     assert WAITING == ["a batch"]
     engine.close()
-
-
-def test_what_another_thread_loads_meanwhile_stays(at):
-    at(_loads_meanwhile)

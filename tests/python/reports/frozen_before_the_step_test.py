@@ -2,15 +2,16 @@
 
 import torch
 from modules import Blocks
-from places import with_sgd
+from ranks import on_places
 from training import squared_error
 
 import ebb
 
 
-def _frozen(place):
+@on_places
+def test_the_gradients_count_in_their_step(place):
     for resident in ([], ["head.weight"], [".*"]):
-        with_sgd(place, _as_torch, place.batches(4), resident)
+        _as_torch(place.with_sgd(), place.batches(4), resident)
 
 
 def _as_torch(settings, batches, resident):
@@ -27,7 +28,3 @@ def _as_torch(settings, batches, resident):
     for name, value in plain.state_dict().items():
         assert torch.allclose(engine.gather(name), value, atol=2e-6), (name, resident)
     engine.close()
-
-
-def test_the_gradients_count_in_their_step(at):
-    at(_frozen)

@@ -6,7 +6,7 @@ import copy
 import pytest
 import torch
 from pitfalls_test import refused
-from places import Place, with_sgd
+from ranks import on_one, on_places, on_two
 from training import mlp, squared_error, vector_batches
 
 import ebb
@@ -89,7 +89,8 @@ class _Pair:
             assert torch.allclose(self.engine.gather(name), value, atol=2e-6), name
 
 
-def _counts(settings):
+@on_places
+def test_it_counts_in_its_step_if_the_parameter_is_resident(settings):
     pair = _Pair(settings, resident=[r"6\..*"])
     for change in (_penalty, _noise, _halved, _by_hand):
         for at in range(ACCUMULATE):
@@ -128,11 +129,8 @@ def _counts(settings):
     engine.close()
 
 
-def test_it_counts_in_its_step_if_the_parameter_is_resident(at):
-    at(with_sgd, _counts)
-
-
-def _sharded(settings):
+@on_places
+def test_if_it_comes_too_late_for_a_sharded_parameter_that_is_an_error(settings):
     pair = _Pair(settings)
     engine, model = pair.engine, pair.model
     gradient = 0.0
@@ -164,11 +162,8 @@ def _sharded(settings):
     engine.close()
 
 
-def test_if_it_comes_too_late_for_a_sharded_parameter_that_is_an_error(at):
-    at(with_sgd, _sharded)
-
-
-def _on_one_rank(settings):
+@on_two
+def test_an_error_of_step_on_one_rank_reaches_the_other_and_training_goes_on(settings):
     pair = _Pair(settings)
     engine, model = pair.engine, pair.model
     engine.backward(squared_error(model, pair.steps[0][0]))
@@ -183,11 +178,8 @@ def _on_one_rank(settings):
     engine.close()
 
 
-def test_an_error_of_step_on_one_rank_reaches_the_other_and_training_goes_on(two):
-    two.run(with_sgd, Place("two ranks", 2), _on_one_rank)
-
-
-def _fp16(settings):
+@on_one
+def test_with_fp16_a_penalty_is_scaled_too(settings):
     model = mlp()
     engine = ebb.initialize(model, {**settings, "fp16": {"enabled": True, "loss_scale": 1024}}, resident=[r"6\..*"])
     x, y = vector_batches(1, 1)[0][0]
@@ -204,7 +196,3 @@ def _fp16(settings):
     engine.backward(squared_error(model, (x.half(), y.half())))
     refused(lambda: _penalty(model), "with fp16 the loss has to be scaled")
     engine.close()
-
-
-def test_with_fp16_a_penalty_is_scaled_too(one):
-    one.run(with_sgd, Place("one rank", 1), _fp16)

@@ -6,10 +6,11 @@ import os
 import subprocess
 import sys
 
+import pytest
 import torch
 from modules import Checkpointed
 from pitfalls_test import refused
-from places import Place, with_sgd
+from ranks import on_places
 from torch import nn
 from training import mlp, squared_error, vector_batches
 
@@ -68,7 +69,19 @@ def _of_a_hidden_layer(model, batch):
     return squared_error(model, batch) * (1 + gradient.norm())
 
 
-def _as_torch(settings, make, losses):
+def _uncheckpointed():
+    torch.manual_seed(1)
+    return nn.Sequential(*[nn.Sequential(nn.Linear(8, 8), nn.GELU()) for _ in range(3)], nn.Linear(8, 1))
+
+
+LOSSES = [_attacked, _attacked_with_frozen_parameters, _validated_in_between, _same_forward, _of_a_hidden_layer, squared_error]
+
+
+@pytest.mark.parametrize(
+    "make, losses", [(_uncheckpointed, LOSSES), (Checkpointed, [_attacked, _same_forward, squared_error])], ids=["", "with gradient checkpoints"]
+)
+@on_places
+def test_it_is_no_micro_batch(settings, make, losses):
     model, plain = make(), make()
     engine = ebb.initialize(model, {**settings, "gradient_accumulation_steps": ACCUMULATE})
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
@@ -96,22 +109,6 @@ def _as_torch(settings, make, losses):
     engine.close()
 
 
-def _uncheckpointed():
-    torch.manual_seed(1)
-    return nn.Sequential(*[nn.Sequential(nn.Linear(8, 8), nn.GELU()) for _ in range(3)], nn.Linear(8, 1))
-
-
-LOSSES = [_attacked, _attacked_with_frozen_parameters, _validated_in_between, _same_forward, _of_a_hidden_layer, squared_error]
-
-
-def test_it_is_no_micro_batch(at):
-    at(with_sgd, _as_torch, _uncheckpointed, LOSSES)
-
-
-def test_nor_with_gradient_checkpoints(at):
-    at(with_sgd, _as_torch, Checkpointed, [_attacked, _same_forward, squared_error])
-
-
 def _virtual_adversary(model, batch):
     """The loss of a forward before the attack, and of one after it."""
     x, _ = batch
@@ -122,7 +119,8 @@ def _virtual_adversary(model, batch):
     return squared_error(model, batch) * 0 + clean.square().mean() + (model(x + gradient) - clean).square().mean()
 
 
-def _declared(settings):
+@on_places
+def test_an_example_may_have_it_too(settings):
     batch = vector_batches(1, 1)[0][0]
     for loss_of in (_attacked, _virtual_adversary):
         model = mlp()
@@ -136,10 +134,6 @@ def _declared(settings):
         for name, value in plain.state_dict().items():
             assert torch.allclose(engine.gather(name), value, atol=5e-6), f"{loss_of.__name__}: {name}"
         engine.close()
-
-
-def test_an_example_may_have_it_too(at):
-    at(with_sgd, _declared)
 
 
 WITH_ATTACKS = """

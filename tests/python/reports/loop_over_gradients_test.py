@@ -5,7 +5,7 @@ so the loop gets an error that names one, before a number is used. A hook change
 import pytest
 import torch
 from pitfalls_test import refused, refused_in_a_thread
-from places import Place, with_sgd
+from ranks import on_places, on_two
 from training import SGD, mlp, squared_error, vector_batches, with_engine, with_torch
 
 import ebb
@@ -55,7 +55,9 @@ if hasattr(torch.nn.utils, "get_total_norm"):
     LOOPS["get_total_norm"] = lambda model: torch.nn.utils.get_total_norm(_gradients(model))
 
 
-def _refused(settings, options, accumulate):
+@pytest.mark.parametrize("options, accumulate", [({}, 1), ({"resident": HALF}, 2)], ids=["all sharded", "some resident"])
+@on_places
+def test_it_is_refused_by_name(settings, options, accumulate):
     model = mlp()
     engine = ebb.initialize(model, {**settings, "gradient_accumulation_steps": accumulate}, **options)
     batch = vector_batches(1, 2)[0][engine.world.rank]
@@ -74,12 +76,9 @@ def _refused(settings, options, accumulate):
     engine.close()
 
 
-@pytest.mark.parametrize("options, accumulate", [({}, 1), ({"resident": HALF}, 2)], ids=["all sharded", "some resident"])
-def test_it_is_refused_by_name(at, options, accumulate):
-    at(with_sgd, _refused, options, accumulate)
-
-
-def _on_one_rank(settings, options):
+@pytest.mark.parametrize("options", [{}, {"resident": HALF}], ids=["all sharded", "some resident"])
+@on_two
+def test_an_error_on_one_rank_ends_the_step_on_the_other(settings, options):
     model = mlp()
     engine = ebb.initialize(model, settings, **options)
     batch = vector_batches(1, 2)[0][engine.world.rank]
@@ -94,12 +93,8 @@ def _on_one_rank(settings, options):
     engine.close()
 
 
-@pytest.mark.parametrize("options", [{}, {"resident": HALF}], ids=["all sharded", "some resident"])
-def test_an_error_on_one_rank_ends_the_step_on_the_other(two, options):
-    two.run(with_sgd, Place("two ranks", 2), _on_one_rank, options)
-
-
-def _seen(settings):
+@on_places
+def test_grad_is_not_none_until_the_step_ends(settings):
     """Which parameters have a gradient is as with torch: from backward to step(), zero_grad() or drop(), if the loss depends on them."""
     model = mlp()
     model[2].bias.requires_grad_(False)
@@ -135,11 +130,8 @@ def _seen(settings):
     engine.close()
 
 
-def test_grad_is_not_none_until_the_step_ends(at):
-    at(with_sgd, _seen)
-
-
-def _in_a_thread(settings):
+@on_places
+def test_a_log_of_another_thread_is_refused_too(settings):
     model = mlp()
     engine = ebb.initialize(model, settings)
     engine.backward(squared_error(model, vector_batches(1, 2)[0][engine.world.rank]))
@@ -149,11 +141,8 @@ def _in_a_thread(settings):
     engine.close()
 
 
-def test_a_log_of_another_thread_is_refused_too(at):
-    at(with_sgd, _in_a_thread)
-
-
-def _by_hooks(place):
+@on_places
+def test_hooks_change_gradients_as_with_torch(place):
     """The hooks see the gradients, and the clipping and the update get what they return."""
     models = mlp(), mlp()
     seen = []
@@ -169,7 +158,3 @@ def _by_hooks(place):
     for name, value in models[1].state_dict().items():
         assert torch.allclose(values[name], value, atol=2e-6), name
     assert seen and all(seen)
-
-
-def test_hooks_change_gradients_as_with_torch(at):
-    at(_by_hooks)

@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from modules import Blocks
 from pitfalls_test import refused
+from ranks import on_places, on_two
 from training import SGD, compare, config, squared_error, vector_batches
 
 import ebb
@@ -46,7 +47,8 @@ def within_a_device(model, batch):
 READ = r"'head.weight' is read by \w*{} outside of its unit, at .*loss_reads"
 
 
-def _is_named(place):
+@on_places
+def test_the_parameter_is_named_where_it_is_read(place):
     batch = place.batches()[0][0]
     for make, loss_of, what in (
         (_frozen, of_linear, "linear"), (Blocks, detached, "linear"), (_frozen, cast, "double"), (_frozen, added, "__r?add__|add"),
@@ -63,11 +65,8 @@ def _is_named(place):
         engine.close()
 
 
-def test_the_parameter_is_named_where_it_is_read(at):
-    at(_is_named)
-
-
-def _later(place):
+@on_places
+def test_a_read_in_a_later_step_is_named(place):
     """In a later step, in the first of two micro-batches."""
     batch = place.batches()[0][0]
     model = _frozen()
@@ -82,11 +81,8 @@ def _later(place):
     engine.close()
 
 
-def test_a_read_in_a_later_step_is_named(at):
-    at(_later)
-
-
-def _on_one_rank():
+@on_two
+def test_a_read_on_one_rank_ends_the_step_on_the_other():
     batch = vector_batches(1, 1)[0][0]
     model = _frozen()
     engine = ebb.initialize(model, config())
@@ -102,10 +98,6 @@ def _on_one_rank():
     engine.close()
 
 
-def test_a_read_on_one_rank_ends_the_step_on_the_other(two):
-    two.run(_on_one_rank)
-
-
 BEFORE = {
     "clone": lambda weight: weight.detach().clone(),
     "to": lambda weight: weight.to(torch.bfloat16).float(),
@@ -113,7 +105,8 @@ BEFORE = {
 }
 
 
-def _before_the_forward(place):
+@on_places
+def test_a_read_before_the_forward_is_named(place):
     batch = place.batches()[0][0]
     model = _frozen()
     engine = ebb.initialize(model, place.config())
@@ -130,18 +123,11 @@ def _before_the_forward(place):
     engine.close()
 
 
-def test_a_read_before_the_forward_is_named(at):
-    at(_before_the_forward)
-
-
-def _is_right(place):
+@on_places
+def test_a_resident_head_has_the_numbers_of_torch(place):
     batches = place.batches()
     harmless = lambda model, batch: model(batch[0]).square().mean() * model.head.weight.shape[1] / model.head.weight.numel()
     compare(_frozen, batches, harmless, place.config(optimizer=SGD), optimizer=SGD)
     for loss_of in (of_linear, detached, cast):
         compare(_frozen, batches, loss_of, place.config(optimizer=SGD), optimizer=SGD, resident=["head.weight"])
     compare(_frozen, batches, of_linear, place.config(optimizer=SGD), optimizer=SGD, example=lambda model: of_linear(model, batches[0][0]))
-
-
-def test_a_resident_head_has_the_numbers_of_torch(at):
-    at(_is_right)

@@ -1,17 +1,20 @@
 """What one rank alone meets, by its data or its own code, ends the call on every rank with its words; after drop() all of them train on."""
 
 import contextlib
+from dataclasses import replace
 
-import places
 import pytest
 import torch
 from modules import Blocks, FailsInBackward
+from places import ON_NVME, Place
+from ranks import on_places, on_two
 from torch import nn
-from training import SGD, config, offloaded, squared_error, vector_batches, with_torch
+from training import SGD, config, squared_error, vector_batches, with_torch
 
 import ebb
 
 X, Y = vector_batches(1, 1)[0][0]
+TWO = Place("two ranks", 2)
 
 
 def in_forward(model, engine):
@@ -86,7 +89,9 @@ def train(model, engine, batch):
     return engine.report().loss
 
 
-def _fails(place):
+@pytest.mark.parametrize("at", [TWO, ON_NVME], indirect=True, ids=lambda place: place.name)
+@on_places
+def test_a_step_ends_on_all_ranks_and_training_goes_on(place):
     batches = place.batches(1 + len(FAILURES))
     settings = place.config(optimizer=SGD, ebb={"timeout_seconds": 200})
     expected = with_torch(Blocks(), batches, squared_error, SGD)
@@ -106,15 +111,8 @@ def _fails(place):
     engine.close()
 
 
-def test_a_step_ends_on_all_ranks_and_training_goes_on(two):
-    two.run(_fails, places.Place("two ranks", 2))
-
-
-def test_and_with_states_on_nvme(two, tmp_path):
-    two.run(_fails, places.Place("two ranks on NVMe", 2, zero=offloaded(str(tmp_path))))
-
-
-def _goes_on_without_drop():
+@on_two
+def test_a_loop_that_does_not_drop_gets_an_error_for_each_batch():
     """A loop that catches all exceptions and takes the next batch."""
     model = Blocks()
     engine = ebb.initialize(model, config(ebb={"timeout_seconds": 200}))
@@ -130,11 +128,8 @@ def _goes_on_without_drop():
     engine.close()
 
 
-def test_a_loop_that_does_not_drop_gets_an_error_for_each_batch(two):
-    two.run(_goes_on_without_drop)
-
-
-def _refused():
+@on_two
+def test_a_model_that_one_rank_refuses():
     model = Blocks()
     rank = ebb.world().rank
     if rank == 1:
@@ -150,24 +145,16 @@ def _refused():
     engine.close()
 
 
-def test_a_model_that_one_rank_refuses(two):
-    two.run(_refused)
-
-
-def _leaves_the_block():
-    """The loader of one rank raises within `with engine:`."""
-    try:
+@on_two
+def test_a_loader_that_raises_on_one_rank():
+    """It raises within `with engine:`."""
+    with pytest.raises((OSError, ebb.Error)) as caught:
         with ebb.initialize(Blocks(), config(ebb={"timeout_seconds": 200})) as engine:
             train(engine.model, engine, (X, Y))
             if engine.world.rank == 1:
                 raise OSError("no such image")
             train(engine.model, engine, (X, Y))
-    except (OSError, ebb.Error) as error:
-        return str(error)
-
-
-def test_a_loader_that_raises_on_one_rank(two):
-    assert two.run(_leaves_the_block) == ["rank 1: OSError: no such image", "no such image"]
+    assert str(caught.value) == ("no such image" if engine.world.rank == 1 else "rank 1: OSError: no such image")
 
 
 def in_a_unit(model, engine):
@@ -175,7 +162,9 @@ def in_a_unit(model, engine):
         model(X)
 
 
-def _in_evaluation(place, kind):
+@pytest.mark.parametrize("at, kind", [(TWO, Blocks), (replace(ON_NVME, zero={"stage3_prefetch_bucket_size": 0}), Deep)], indirect=["at"])
+@on_places
+def test_a_validation_that_raises_on_one_rank(place, kind):
     """The other rank gets the error when its own evaluation ends."""
     batches = place.batches(6)
     expected = with_torch(kind(), batches, squared_error, SGD)
@@ -194,11 +183,3 @@ def _in_evaluation(place, kind):
         losses.append(train(model, engine, batches[len(losses)][engine.world.rank]))
     assert losses == pytest.approx(expected, abs=2e-6)
     engine.close()
-
-
-def test_a_validation_that_raises_on_one_rank(two):
-    two.run(_in_evaluation, places.Place("two ranks", 2), Blocks)
-
-
-def test_and_a_validation_from_nvme(two, tmp_path):
-    two.run(_in_evaluation, places.Place("two ranks on NVMe", 2, zero={**offloaded(str(tmp_path)), "stage3_prefetch_bucket_size": 0}), Deep)

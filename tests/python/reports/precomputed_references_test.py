@@ -4,6 +4,7 @@ import os
 
 import pytest
 import torch
+from ranks import on_one
 from trainer_test import EXACT, ZERO, logged, ours_of
 from training import llama
 
@@ -61,7 +62,10 @@ def _trained(kind, folder, is_ours, **more):
     return logged(made), seen, given
 
 
-def _compared(kind, folder):
+@pytest.mark.skipif(not os.environ.get("EBB_FULL"), reason="imports of trl take 10 s: EBB_FULL=1")
+@pytest.mark.parametrize("kind", ["DPO", "KTO"])
+@on_one
+def test_references_are_not_rounded(kind, folder):
     losses, seen, given = _trained(kind, folder, True, bf16=False)
     assert losses == _trained(kind, folder, False, bf16=False)[0] and len(set(losses)) == 3
     assert seen
@@ -69,9 +73,3 @@ def _compared(kind, folder):
     for name, values in seen.items():
         assert len(values) > 2 and values <= given[name]
         assert any(torch.tensor(value).bfloat16().item() != value for value in values)
-
-
-@pytest.mark.skipif(not os.environ.get("EBB_FULL"), reason="imports of trl take 10 s: EBB_FULL=1")
-@pytest.mark.parametrize("kind", ["DPO", "KTO"])
-def test_references_are_not_rounded(one, kind, tmp_path):
-    one.run(_compared, kind, str(tmp_path))

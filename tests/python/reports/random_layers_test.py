@@ -6,6 +6,7 @@ import random
 import numpy
 import torch
 from modules import Blocks
+from ranks import on_places
 from training import SGD, squared_error, with_torch
 
 import ebb
@@ -22,7 +23,8 @@ def _seed(seed):
     torch.manual_seed(seed), random.seed(seed), numpy.random.seed(seed)
 
 
-def _seeded(place):
+@on_places
+def test_random_numbers_of_python_and_numpy(place):
     batches = [[of_step[0]] * place.ranks for of_step in place.batches()]
     for example in (None, (batches[0][0][0],)):
         plain, model = Scaled(), Scaled()
@@ -35,10 +37,6 @@ def _seeded(place):
             engine.step()
             assert abs(engine.report().loss - loss) < 1e-5
         engine.close()
-
-
-def test_random_numbers_of_python_and_numpy(at):
-    at(_seeded)
 
 
 def _drawn_by(generator):
@@ -78,7 +76,8 @@ class LooksAtValues(OwnGenerators):
         return super().forward(x if x.sum().item() < 1e9 else -x)
 
 
-def _own(place):
+@on_places
+def test_generators_of_the_users_own(place):
     batches = [[of_step[0]] * place.ranks for of_step in place.batches()]
     for kind in (OwnGenerators, LooksAtValues):
         for example in (None, (batches[0][0][0],)):
@@ -97,7 +96,3 @@ def _own(place):
                 assert abs(engine.report().loss - loss) < 1e-5
             assert model.states() == after
             engine.close()
-
-
-def test_generators_of_the_users_own(at):
-    at(_own)

@@ -4,6 +4,7 @@ time-out, which is the default."""
 import pytest
 import torch
 from modules import Blocks, FailsInBackward
+from ranks import on_two
 from torch import nn
 from training import config, squared_error, vector_batches
 
@@ -12,7 +13,8 @@ import ebb
 X, Y = vector_batches(1, 1)[0][0]
 
 
-def _different_forwards():
+@on_two
+def test_a_different_number_of_forwards_without_gradients():
     engine = ebb.initialize(Blocks(), config())
     with pytest.raises(ebb.Error, match=r"ranks opened different scopes: as number \d+ of the step rank 0 opened nothing more, rank 1 Forward\('"):
         with torch.no_grad():
@@ -20,10 +22,6 @@ def _different_forwards():
                 engine.model(X)
         engine.state_dict()
     engine.close()
-
-
-def test_a_different_number_of_forwards_without_gradients(two):
-    two.run(_different_forwards)
 
 
 def _generate(engine, tokens):
@@ -35,7 +33,8 @@ def _generate(engine, tokens):
     return x
 
 
-def _generates_and_trains():
+@on_two
+def test_generation_that_ends_at_different_tokens():
     engine = ebb.initialize(Blocks(), config())
     _generate(engine, 4)
     with pytest.raises(ebb.Error, match="ranks (opened different scopes|do different things).*Forward"):
@@ -43,10 +42,6 @@ def _generates_and_trains():
         engine.backward(squared_error(engine.model, (X, Y)))
         engine.step()
     engine.close()
-
-
-def test_generation_that_ends_at_different_tokens(two):
-    two.run(_generates_and_trains)
 
 
 class Deep(Blocks):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from pitfalls_test import refused
-from places import Place, with_sgd
+from ranks import on_one, on_places
 from training import mlp, squared_error, vector_batches
 
 import ebb
@@ -27,7 +27,8 @@ def _shown(engine):
     return {group["group"]: group["lr"] for group in engine.param_groups}
 
 
-def _is_the_next(settings, folder):
+@on_places
+def test_the_rate_that_is_shown_is_that_of_the_next_step(settings, folder):
     engine = _engine(settings)
     held = engine.param_groups[0]
     shown, used = [], []
@@ -50,22 +51,19 @@ def _is_the_next(settings, folder):
     engine = _engine(settings)
     for _ in range(3):
         _step(engine)
-    engine.save(folder)
+    engine.save(folder + "/run")
     state = engine.optimizer.state_dict()
     engine.close()
     engine = _engine(settings)
-    engine.load(folder)
+    engine.load(folder + "/run")
     assert engine.learning_rate == pytest.approx(0.05)
     engine.optimizer.load_state_dict(state)
     assert [engine.learning_rate, _step(engine), engine.learning_rate] == pytest.approx([0.05, 0.05, 0.075])
     engine.close()
 
 
-def test_the_rate_that_is_shown_is_that_of_the_next_step(at, tmp_path):
-    at(with_sgd, _is_the_next, str(tmp_path / "run"))
-
-
-def _holds(settings):
+@on_places
+def test_a_rate_that_was_set_holds(settings):
     engine = _engine(settings)
     engine.learning_rate = 0.1  # the JSON's own
     assert [_step(engine) for _ in range(3)] == [0.1] * 3 and _shown(engine) == {"": 0.1, "biases": 0.1}
@@ -89,11 +87,8 @@ def _holds(settings):
     engine.close()
 
 
-def test_a_rate_that_was_set_holds(at):
-    at(with_sgd, _holds)
-
-
-def _is_told(settings):
+@on_places
+def test_a_rate_that_replaces_the_schedule_is_logged_once(settings):
     """A loop with a schedule of its own, which forgot the one of its JSON."""
     lines = []
     ebb.log_to(lambda level, line: lines.append((level, line)))
@@ -138,11 +133,8 @@ def _is_told(settings):
     assert lines == []
 
 
-def test_a_rate_that_replaces_the_schedule_is_logged_once(at):
-    at(with_sgd, _is_told)
-
-
-def _two_schedules(settings):
+@on_one
+def test_two_schedules_are_an_error(settings):
     engine = _engine(settings)
     kinds = torch.optim.lr_scheduler
     for make in (
@@ -158,11 +150,8 @@ def _two_schedules(settings):
     engine.close()
 
 
-def test_two_schedules_are_an_error(one):
-    one.run(with_sgd, Place("one rank", 1), _two_schedules)
-
-
-def _of_a_trainer(folder):
+@on_one
+def test_transformers_trainer_is_told_the_rate(folder):
     import transformers
     from trainer_test import ZERO, Sequences, arguments
     from training import llama
@@ -184,11 +173,8 @@ def _of_a_trainer(folder):
     trainer.engine.close()
 
 
-def test_transformers_trainer_is_told_the_rate(one, tmp_path):
-    one.run(_of_a_trainer, str(tmp_path))
-
-
-def _two_of_a_trainer(folder):
+@on_one
+def test_a_schedule_of_training_arguments_beside_that_of_the_json(folder):
     from trainer_test import arguments
 
     from ebb.integrations.transformers import filled
@@ -208,7 +194,3 @@ def _two_of_a_trainer(folder):
     refused(lambda: tried("OneCycle", warmup_steps=4), "'scheduler.params' of OneCycle has no 'warmup_num_steps', but warmup_steps is 4")
     refused(lambda: tried("WarmupLR", {"warmup_num_steps": 3}, lr_scheduler_type="cosine", warmup_steps=4), "is 3, but warmup_steps is 4; 'scheduler.type'")
     assert "scheduler" not in filled({}, arguments(folder, lr_scheduler_type="cosine", warmup_steps=4), 100)
-
-
-def test_a_schedule_of_training_arguments_beside_that_of_the_json(one, tmp_path):
-    one.run(_two_of_a_trainer, str(tmp_path))

@@ -1,7 +1,6 @@
 """The user made an empty model and read a folder of transformers, whose files have other names and other tensors than the model: `weights=`."""
 
 import json
-import logging
 import os
 
 import pytest
@@ -9,9 +8,9 @@ import safetensors.torch
 import tiny
 import torch
 import transformers
-from ranks import on_one, on_two
+from ranks import on_one, on_ranks, on_two
 from torch import nn
-from training import config, mlp, offloaded
+from training import config, mlp, offloaded, warned
 
 import ebb
 from ebb._conversions import Converted, Sources
@@ -84,14 +83,10 @@ def _read(folder, model_type, is_full=False):
     return None
 
 
-@pytest.mark.parametrize("model_type", FORMS)
-def test_values_and_logits_are_those_of_from_pretrained(one, tmp_path, model_type):
-    one.run(_read, str(tmp_path), model_type)
-
-
-@pytest.mark.parametrize("model_type", ["mixtral", "inkling2_text"])
-def test_two_ranks_read_their_slices(two, tmp_path, model_type):
-    two.run(_read, str(tmp_path), model_type)
+@pytest.mark.parametrize("ranks, model_type", [*(("one", form) for form in FORMS), ("two", "mixtral"), ("two", "inkling2_text")], indirect=["ranks"])
+@on_ranks
+def test_values_and_logits_are_those_of_from_pretrained(folder, model_type):
+    _read(folder, model_type)
 
 
 def _names_and_shapes(model_type):
@@ -151,18 +146,6 @@ def _refused(said, make, folder):
         ebb.initialize(model, config(), weights=folder)
 
 
-def _warned(call):
-    said = []
-    handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage()) if record.levelno >= logging.WARNING else None
-    logging.getLogger("ebb").addHandler(handler)
-    try:
-        call()
-    finally:
-        logging.getLogger("ebb").removeHandler(handler)
-    return said
-
-
 @on_one
 def test_files_that_do_not_fit_are_named(folder):
     file = folder + "/model.safetensors"
@@ -174,7 +157,7 @@ def test_files_that_do_not_fit_are_named(folder):
     safetensors.torch.save_file(values | {"old.weight": torch.ones(1), "head.bias": torch.ones(1)}, file)
     with ebb.empty_parameters():
         model = make()
-    said = _warned(lambda: ebb.initialize(model, config(), weights=folder).close())
+    said = warned(lambda: ebb.initialize(model, config(), weights=folder).close())
     assert said == [f"'{folder}' has tensors that the model does not have: 'head.bias', 'old.weight'"]
     model = tiny.model_of("mixtral")
     model.save_pretrained(folder)

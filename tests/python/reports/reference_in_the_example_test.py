@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from ranks import on_places
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from training import SGD, compare
@@ -51,16 +52,13 @@ class Loss:
         return (output - y + 0.1 * (before + after)).square().mean()
 
 
-def _is_right(place, where, recomputes):
+@pytest.mark.parametrize("recomputes", [None, "reentrant", "not reentrant"])
+@pytest.mark.parametrize("where", ["before", "between", "after"])
+@on_places
+def test_numbers_are_those_of_torch(place, where, recomputes):
     batches = place.batches(3, accumulate=2)
     for only_second in (False, True):
         loss_of = Loss(where, only_second)
         for shown in (True, False) if where != "between" else (True,):
             compare(lambda: Policy(recomputes), batches, loss_of, place.config(optimizer=SGD, gradient_accumulation_steps=2), optimizer=SGD,
                     accumulate=2, example=(lambda model: loss_of(model, batches[0][0], shown=True)) if shown else None)
-
-
-@pytest.mark.parametrize("recomputes", [None, "reentrant", "not reentrant"])
-@pytest.mark.parametrize("where", ["before", "between", "after"])
-def test_numbers_are_those_of_torch(at, where, recomputes):
-    at(_is_right, where, recomputes)

@@ -3,6 +3,7 @@
 import ebb
 import pytest
 import torch
+from ranks import on_one, on_two
 from torch import nn
 
 from training import compare, config, vector_batches
@@ -36,20 +37,18 @@ def _penalty_first(model, batch):
     return model(batch[0]).square().mean() + penalty
 
 
-def _compared(loss, accumulate):
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("loss", [_temperature_first, _temperature_after, _penalty_first], ids=lambda loss: loss.__name__)
+@on_one
+def test_the_loss_has_the_values_of_the_last_update(loss, accumulate):
     ranks = ebb.world().size
     batches = vector_batches(4, ranks * accumulate)
     settings = config(gradient_accumulation_steps=accumulate)
     compare(Scaled, batches, loss, settings=settings, accumulate=accumulate)
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-@pytest.mark.parametrize("loss", [_temperature_first, _temperature_after, _penalty_first], ids=lambda loss: loss.__name__)
-def test_the_loss_has_the_values_of_the_last_update(one, loss, accumulate):
-    one.run(_compared, loss, accumulate)
-
-
-def _logged():
+@on_one
+def test_a_log_between_steps_shows_the_updated_value():
     engine = ebb.initialize(model := Scaled(), config())
     for (batch,) in vector_batches(3, 1):
         engine.backward(_temperature_after(model, batch))
@@ -58,11 +57,8 @@ def _logged():
     engine.close()
 
 
-def test_a_log_between_steps_shows_the_updated_value(one):
-    one.run(_logged)
-
-
-def _on_several_ranks():
+@on_two
+def test_on_several_ranks_it_is_an_error():
     engine = ebb.initialize(model := Scaled(), config())
     ((batch,),) = vector_batches(1, 1)
     for _ in range(2):
@@ -77,18 +73,11 @@ def _on_several_ranks():
     engine.close()
 
 
-def test_on_several_ranks_it_is_an_error(two):
-    two.run(_on_several_ranks)
-
-
-def _hides_nan():
+@on_one
+def test_an_operator_that_hides_the_nan_is_refused():
     engine = ebb.initialize(model := Scaled(), config())
     weight = model.blocks[1].weight
     for hides in (lambda: weight > 0, lambda: torch.nan_to_num(weight), lambda: weight.count_nonzero(), lambda: weight.argmax()):
         with pytest.raises(ebb.Error, match="'blocks.1.weight' is read by .* outside of its unit"):
             hides()
     engine.close()
-
-
-def test_an_operator_that_hides_the_nan_is_refused(one):
-    one.run(_hides_nan)

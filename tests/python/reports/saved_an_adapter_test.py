@@ -6,7 +6,7 @@ import peft
 import pytest
 import safetensors.torch
 import torch
-from ranks import on_one
+from ranks import on_one, on_ranks
 from training import config, llama, offloaded, token_batches
 
 import ebb
@@ -48,7 +48,10 @@ def read(folder):
         return safetensors.torch.load_file(folder + "/adapter_model.safetensors"), json.load(file)
 
 
-def _saved(folder, kind):
+@pytest.mark.parametrize("ranks, kind", [*(("one", kind) for kind in ADAPTERS), *(("two", kind) for kind in ("dora", "tied modules", "prompt"))],
+                         indirect=["ranks"])
+@on_ranks
+def test_the_file_is_pefts_own(folder, kind):
     engine = ebb.initialize(make(kind), config(zero=offloaded(folder + "/swap") if ebb.world().size > 1 else {}))
     engine.save_pretrained(folder + "/ours", trainable_only=True)
     engine.close()
@@ -65,16 +68,6 @@ def _saved(folder, kind):
     ids = token_batches(1, 1)[0][0]["input_ids"]
     with torch.no_grad():
         assert torch.equal(loaded(input_ids=ids).logits, plain.eval()(input_ids=ids).logits)
-
-
-@pytest.mark.parametrize("kind", ADAPTERS)
-def test_the_file_is_pefts_own(one, tmp_path, kind):
-    one.run(_saved, str(tmp_path), kind)
-
-
-@pytest.mark.parametrize("kind", ["dora", "tied modules", "prompt"])
-def test_the_file_of_two_ranks_is_pefts_own(two, tmp_path, kind):
-    two.run(_saved, str(tmp_path), kind)
 
 
 @on_one

@@ -1,16 +1,15 @@
 """The user saved a model whose modules give more to state_dict() than parameters and buffers, or give it under other names."""
 
 import io
-import logging
 
 import bitsandbytes
 import pytest
 import safetensors.torch
 import torch
-from ranks import on_one, on_two
+from ranks import on_one, on_ranks, on_two
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-from training import config, gpt2, offloaded, squared_error, vector_batches
+from training import config, gpt2, offloaded, squared_error, vector_batches, warned
 
 import ebb
 
@@ -88,7 +87,14 @@ def assert_same(values, expected):
             assert other == value or other.getvalue() == value.getvalue(), key
 
 
-def _state_dict(folder, kind):
+of_kinds = pytest.mark.parametrize(
+    "ranks, kind", [("one", dict), ("one", torch.Tensor), ("one", io.BytesIO), ("two", dict)], indirect=["ranks"]  # two from the disk
+)
+
+
+@of_kinds
+@on_ranks
+def test_state_dict_is_torchs(folder, kind):
     plain = make(kind=kind)
     expected = {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in plain.state_dict().items()}
     engine = ebb.initialize(model := make(kind=kind), settings(folder))
@@ -115,16 +121,9 @@ def _state_dict(folder, kind):
     assert_same(model.state_dict(), values)
 
 
-@pytest.mark.parametrize("kind", [dict, torch.Tensor, io.BytesIO])
-def test_state_dict_is_torchs(one, tmp_path, kind):
-    one.run(_state_dict, str(tmp_path), kind)
-
-
-def test_state_dict_is_torchs_on_two_ranks_from_the_disk(two, tmp_path):
-    two.run(_state_dict, str(tmp_path), dict)
-
-
-def _checkpoint(folder, kind):
+@of_kinds
+@on_ranks
+def test_a_checkpoint_has_it(folder, kind):
     engine = ebb.initialize(model := make(kind=kind), settings(folder + "/first"))
     engine.backward(squared_error(model, vector_batches(1, 2)[0][engine.world.rank]))
     engine.step()
@@ -139,15 +138,6 @@ def _checkpoint(folder, kind):
     engine.close()
 
 
-@pytest.mark.parametrize("kind", [dict, torch.Tensor, io.BytesIO])
-def test_a_checkpoint_has_it(one, tmp_path, kind):
-    one.run(_checkpoint, str(tmp_path), kind)
-
-
-def test_a_checkpoint_of_two_ranks_has_it(two, tmp_path):
-    two.run(_checkpoint, str(tmp_path), dict)
-
-
 @on_one
 def test_an_old_checkpoint_has_buffers_by_the_paths_of_modules():
     engine = ebb.initialize(make(), config())
@@ -158,7 +148,9 @@ def test_an_old_checkpoint_has_buffers_by_the_paths_of_modules():
     engine.close()
 
 
-def _files(folder):
+@pytest.mark.parametrize("ranks", ["one", "two"], indirect=True)
+@on_ranks
+def test_files_have_it_and_are_read(folder):
     engine = ebb.initialize(make(kind=torch.Tensor), settings(folder + "/swap"))
     engine.save_pretrained(folder, file_bytes=500, dtype=torch.bfloat16)
     engine.save_pretrained(folder)
@@ -178,14 +170,6 @@ def _files(folder):
     with pytest.raises(ebb.Error, match="'1._extra_state' is a dict, and safetensors files hold tensors alone"):
         engine.save_pretrained(folder)
     engine.close()
-
-
-def test_files_have_it_and_are_read(one, tmp_path):
-    one.run(_files, str(tmp_path))
-
-
-def test_files_of_two_ranks_have_it_and_are_read(two, tmp_path):
-    two.run(_files, str(tmp_path))
 
 
 @on_two
@@ -262,15 +246,8 @@ class Unsafe:
 @on_one
 def test_an_extra_state_that_no_checkpoint_can_have_is_named(folder):
     engine = ebb.initialize(make(), config())
-    said = []
-    handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())
-    logging.getLogger("ebb").addHandler(handler)
-    try:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Counted, "get_extra_state", lambda self: Unsafe())
-            engine.save(folder)
-    finally:
-        logging.getLogger("ebb").removeHandler(handler)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Counted, "get_extra_state", lambda self: Unsafe())
+        said = warned(lambda: engine.save(folder))
     assert said == ["the checkpoint is saved without extra states that torch.load(weights_only=True) does not read: 1._extra_state"]
     engine.close()

@@ -1,12 +1,12 @@
 """Saved-tensor hooks around the model: a store that knows a tensor by its address, torch's save_on_cpu, the engine's own offload."""
 
-import copy
 import warnings
 
+import pytest
 import torch
 from modules import Blocks, Checkpointed
 from pitfalls_test import refused
-from places import Place, with_sgd
+from ranks import on_one, on_places
 from torch import nn
 from training import squared_error, vector_batches
 
@@ -73,7 +73,9 @@ def _as_torch(settings, make, hooks_of, options):
     return model
 
 
-def _by_address(settings, options):
+@pytest.mark.parametrize("options", [{}, {"units": ["0", "2", "4"]}], ids=["", "units of several modules"])
+@on_places
+def test_a_store_by_address_gets_each_units_own_values(settings, options):
     """The test would say nothing if each unit had an address of its own, as where small units are gathered as one group."""
     model = _as_torch(settings, _equal_blocks, _ByAddress, options)
     zero = settings["zero_optimization"]
@@ -81,25 +83,15 @@ def _by_address(settings, options):
     assert (len(set().union(*(block.above.addresses for block in model[:6]))) < 6) == is_gathered
 
 
-def test_a_store_by_address_gets_each_units_own_values(at):
-    at(with_sgd, _by_address, {})
-
-
-def test_and_with_units_of_several_modules(at):
-    at(with_sgd, _by_address, {"units": ["0", "2", "4"]})
-
-
-def _on_the_cpu(settings):
+@on_places
+def test_save_on_cpu_and_checkpoints(settings):
     _as_torch(settings, Checkpointed, torch.autograd.graph.save_on_cpu, {})
 
 
-def test_save_on_cpu_and_checkpoints(at):
-    at(with_sgd, _on_the_cpu)
-
-
-def _in_ram(settings, make):
+@on_one
+def test_activations_in_ram_are_those_of_torch(settings):
     """The engine's own offload, which is on for a GPU, because on a CPU all tensors are in RAM."""
-    model, plain = make(), make()
+    model, plain = Checkpointed(), Checkpointed()
     engine = ebb.initialize(model, settings, resident=["head.weight"])
     kept = SavedInRam(model, engine.units)
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
@@ -131,13 +123,9 @@ def _in_ram(settings, make):
     engine.close()
     disk = {"offload_activations": "nvme"}
     zero = {**settings["zero_optimization"], "offload_param": {"device": "nvme", "nvme_path": "/tmp"}}
-    refused(lambda: ebb.initialize(make(), {**settings, "zero_optimization": zero, "ebb": disk}), "not on a disk", "UNIMPLEMENTED")
+    refused(lambda: ebb.initialize(Checkpointed(), {**settings, "zero_optimization": zero, "ebb": disk}), "not on a disk", "UNIMPLEMENTED")
     for key in ({"ebb": {"offload_activations": "cpu"}}, {"activation_checkpointing": {"cpu_checkpointing": True}}):
-        ebb.initialize(make(), {**settings, **key}).close()
-
-
-def test_activations_in_ram_are_those_of_torch(one):
-    one.run(with_sgd, Place("one rank", 1), _in_ram, Checkpointed)
+        ebb.initialize(Checkpointed(), {**settings, **key}).close()
 
 
 class _OnCpu(Checkpointed):
@@ -146,7 +134,8 @@ class _OnCpu(Checkpointed):
             return super().forward(x)
 
 
-def _warnings(settings):
+@on_one
+def test_the_walk_makes_torch_warn_of_nothing(settings):
     """Of torch, because a tensor without values has no address."""
     torch.set_warn_always(True)
     batch = vector_batches(1, 1)[0][0]
@@ -161,7 +150,3 @@ def _warnings(settings):
             assert [str(one.message) for one in seen if "FakeTensor" in str(one.message)] == [], (kind, options)
     finally:
         torch.set_warn_always(False)
-
-
-def test_the_walk_makes_torch_warn_of_nothing(one):
-    one.run(with_sgd, Place("one rank", 1), _warnings)

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from ranks import on_ranks
 from torch import nn
 from training import SGD, config, offloaded, vector_batches, with_engine, with_torch
 
@@ -27,7 +28,9 @@ def _loss(model, batch):
     return (model(batch[0]) - batch[1]).square().mean()
 
 
-def _trained(folder):
+@pytest.mark.parametrize("ranks", ["one", "two"], indirect=True)
+@on_ranks
+def test_as_real_numbers_it_trains_like_torch(folder):
     with pytest.raises(ebb.Error, match=r"'filter' is torch.complex64.* nn.Parameter\(torch.view_as_real\(values\)\)"):
         ebb.initialize(Spectral(False), config())
     model, batches = Spectral(True), vector_batches(3, 2)
@@ -38,8 +41,3 @@ def _trained(folder):
     losses, values = with_engine(model, mine, _loss, settings, after=lambda engine: engine.state_dict())
     assert all(abs(ours - theirs) < 1e-5 for ours, theirs in zip(losses, expected))
     assert torch.allclose(values["filter"], plain.filter, atol=1e-5)
-
-
-def test_as_real_numbers_it_trains_like_torch(one, two, tmp_path):
-    one.run(_trained, str(tmp_path / "one"))
-    two.run(_trained, str(tmp_path / "two"))

@@ -9,9 +9,10 @@ import pytest
 import torch
 import torch.distributed
 from modules import Blocks
+from ranks import on_ranks, on_two
 from torch import nn
 from torch.func import functional_call, grad, jacrev, vmap
-from training import SGD, config, mlp, offloaded, squared_error, vector_batches
+from training import SGD, config, offloaded, squared_error, vector_batches
 
 import ebb
 
@@ -379,24 +380,20 @@ def test_the_page_lists_what_is_provoked_here():
     assert sorted(entries()) == sorted(PROVOCATIONS)
 
 
-def _provoke(provocation, folder):
-    provocation(Shards(folder))
-
-
 CALLS = [pytest.param(call, id=call.__name__) for calls in PROVOCATIONS.values() for call in calls]
 
 
+@pytest.mark.parametrize("ranks", ["one", "two"], indirect=True)
 @pytest.mark.parametrize("provocation", CALLS)
-def test_on_one_rank(one, provocation):
-    one.run(_provoke, provocation, None)
+@on_ranks
+def test_it_is_an_error(provocation, folder):
+    """Two ranks are on the disk."""
+    provocation(Shards(folder if ebb.world().size > 1 else None))
 
 
-@pytest.mark.parametrize("provocation", CALLS)
-def test_on_two_ranks_and_the_disk(two, provocation, tmp_path):
-    two.run(_provoke, provocation, str(tmp_path))
-
-
-def _on_one_rank_only(what):
+@pytest.mark.parametrize("what", ["a block's parameter", "half()"])
+@on_two
+def test_an_error_on_one_rank_reaches_the_other(what):
     change, text = CHANGES[what]
     model = Blocks()
     engine = Shards(None).trained(model)
@@ -406,8 +403,3 @@ def _on_one_rank_only(what):
     else:
         refused(lambda: (train(model, engine), engine.report()), "rank 1")
     engine.close()
-
-
-@pytest.mark.parametrize("what", ["a block's parameter", "half()"])
-def test_an_error_on_one_rank_reaches_the_other(two, what):
-    two.run(_on_one_rank_only, what)

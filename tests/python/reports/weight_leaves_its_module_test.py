@@ -3,6 +3,7 @@
 import pytest
 import torch
 from modules import Blocks
+from ranks import on_places
 from torch import nn
 from training import SGD, compare, squared_error
 
@@ -65,7 +66,8 @@ def _settings(place):
     return settings
 
 
-def _returned(place):
+@on_places
+def test_a_weight_that_a_module_returns(place):
     batches = place.batches(2)
     shown = batches[0][0][0]
     for name, view in VIEWS.items():
@@ -80,11 +82,8 @@ def _returned(place):
     compare(Tokens, batches, squared_error, _settings(place), optimizer=SGD, example=(shown,))
 
 
-def test_a_weight_that_a_module_returns(at):
-    at(_returned)
-
-
-def _not_shown(place):
+@on_places
+def test_a_view_that_no_example_has_shown(place):
     """A model that does not run without values, so that no walk sees the view."""
 
     class Model(through(lambda weight: weight.t())):
@@ -96,10 +95,6 @@ def _not_shown(place):
         model(place.batches(1)[0][0][0])
     engine.close()
     compare(Model, place.batches(2), squared_error, _settings(place), optimizer=SGD, resident=["blocks.0.weight"])
-
-
-def test_a_view_that_no_example_has_shown(at):
-    at(_not_shown)
 
 
 def keeping(of_weight):
@@ -119,7 +114,9 @@ def keeping(of_weight):
 KEPT = []
 
 
-def _kept(place):
+@pytest.mark.skipif(not hasattr(torch._C, "_clear_storage_data_ptr_access_error_msg"), reason="this torch cannot forbid memory for a while")
+@on_places
+def test_a_view_that_a_module_keeps(place):
     batches = place.batches(2)
     for name in ("transposed", "detached", "data"):
         engine = ebb.initialize(model := keeping(VIEWS[name])(), _settings(place))
@@ -136,8 +133,3 @@ def _kept(place):
 
     for same in (lambda weight: weight.t().pow(2), lambda weight: weight.clone()):
         compare(keeping(same), batches, with_penalty, _settings(place), optimizer=SGD, example=lambda model: with_penalty(model, batches[0][0]))
-
-
-@pytest.mark.skipif(not hasattr(torch._C, "_clear_storage_data_ptr_access_error_msg"), reason="this torch cannot forbid memory for a while")
-def test_a_view_that_a_module_keeps(at):
-    at(_kept)
