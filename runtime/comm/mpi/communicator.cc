@@ -148,8 +148,13 @@ bool MpiCommunicator::Meet(const Collective& call, std::span<const int> peers,
   absent_.assign(peers.begin(), peers.end());
   const auto absent = [&] { return absent_; };
   for (const int peer : peers) {
+    MpiMessage& outgoing = pairs_[peer].outgoing;
+    // The peer has waited for the last announcement since the end of the meeting before it.
+    if (!Await(
+            call, [&] { return outgoing.Test(); }, absent, deadline))
+      return false;
     announcements_[peer].outgoing.call = mine;
-    Announce(pairs_[peer].outgoing, peer, announcements_[peer].outgoing);
+    Announce(outgoing, peer, announcements_[peer].outgoing);
   }
   const auto look = [&] {
     std::erase_if(absent_, [&](int peer) {
@@ -164,13 +169,6 @@ bool MpiCommunicator::Meet(const Collective& call, std::span<const int> peers,
     return absent_.empty() && !failed();
   };
   if (!Await(call, look, absent, deadline)) return false;
-  // MPI sends only while it is called, and after the operation this rank may not call it for long.
-  const auto is_sent = [&] {
-    std::erase_if(absent_, [&](int peer) { return pairs_[peer].outgoing.Test(); });
-    return absent_.empty();
-  };
-  absent_.assign(peers.begin(), peers.end());
-  if (!Await(call, is_sent, absent, deadline)) return false;
   // Every rank compares with the first rank, so all that find a difference find the same one.
   const auto called = [&](int member) -> const CallSummary& {
     return member == rank() ? mine : announcements_[member].incoming.call;

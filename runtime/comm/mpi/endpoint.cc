@@ -136,6 +136,7 @@ MpiEndpoint::~MpiEndpoint() {
 
 void MpiEndpoint::Hold(std::shared_ptr<Store> store, double timeout_seconds) {
   store_ = std::move(store);
+  store_->OnCalls([&library = library_] { library.MoveWhatWaits(); });
   library_.WorldBegins(store_, timeout_seconds);
 }
 

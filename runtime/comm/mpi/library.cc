@@ -111,11 +111,21 @@ void MpiLibrary::OwnFromInitToFinalize() {
 // MPI moves messages in any of its calls.
 void MpiLibrary::MoveMessages() {
   const std::scoped_lock lock(mutex_);
+  if (worlds_.empty()) return;  // MPI may end
   for (const World& world : worlds_) {
     if (world.store->failure()->is_set()) return;
   }
   int found = 0;
   mpi_.Iprobe(OpenMpi::kAnySource, OpenMpi::kAnyTag, mpi_.comm_world, &found, nullptr);
+}
+
+void MpiLibrary::MoveWhatWaits() {
+  constexpr int kLooks = 200;  // 5 ms
+  Backoff backoff;
+  for (int look = 0; look < kLooks; ++look) {
+    MoveMessages();
+    backoff.Pause();
+  }
 }
 
 void MpiLibrary::AtExit() {

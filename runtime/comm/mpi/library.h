@@ -35,6 +35,10 @@ class MpiLibrary {
 
   std::mutex& mutex() { return mutex_; }
 
+  // MPI moves messages only while it is called. A rank that has ended an operation may still hold
+  // MPI's own answer to a message, for which another rank waits; this moves it. Any thread.
+  void MoveWhatWaits();
+
   // A program waits at exit for the other ranks, and then calls MPI_Finalize, only if all of its
   // worlds have ended well. After a world has failed, could not be made, or still exists, the other
   // ranks may never come there. The process then ends without MPI_Finalize, and the launcher ends

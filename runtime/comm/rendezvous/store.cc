@@ -214,18 +214,23 @@ void Store::Run() {
                 rank_);
       launcher_.reset();
     }
-    if (!received_calls_.empty()) {
-      const std::vector<std::string> received = std::exchange(received_calls_, {});
-      const std::shared_ptr<CallOrder> calls = calls_;
-      absl::Status apart;
-      lock.unlock();  // comparing many ranks takes a while
-      for (const std::string& text : received) apart.Update(calls->Receive(text));
-      lock.lock();
-      SetFailed(apart, rank_);
-    }
+    if (!received_calls_.empty()) CompareReceived(lock);
     LookAtRounds(WaitPoint::Clock::now());
   }
   SendToOthers(MessageType::kGoodbye, "", rank_);
+}
+
+// Without the lock for a while, because comparing many ranks takes long.
+void Store::CompareReceived(std::unique_lock<std::mutex>& lock) {
+  const std::vector<std::string> received = std::exchange(received_calls_, {});
+  const std::shared_ptr<CallOrder> calls = calls_;
+  const std::function<void()> listener = on_calls_;
+  absl::Status apart;
+  lock.unlock();
+  for (const std::string& text : received) apart.Update(calls->Receive(text));
+  if (listener) listener();
+  lock.lock();
+  SetFailed(apart, rank_);
 }
 
 void Store::ReceiveFrom(size_t connection) {
@@ -406,6 +411,11 @@ void Store::SendCalls() {
   SetFailed(apart, rank_);
   if (!sends_calls_) return;
   SendToOthers(MessageType::kCalls, calls_->Pack(), rank_);
+}
+
+void Store::OnCalls(std::function<void()> listener) {
+  const std::scoped_lock lock(mutex_);
+  on_calls_ = std::move(listener);
 }
 
 std::string Store::CompareCalls(std::span<const int> ranks) {

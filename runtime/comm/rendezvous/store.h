@@ -147,6 +147,8 @@ class Store {
   CallOrder* calls() { return participants_.size() > 1 ? calls_.get() : nullptr; }
   // Sends this rank's calls to all others. Fails if the known calls differ.
   void SendCalls();
+  // `listener`: called on the store's thread when calls of another rank have come, which waits.
+  void OnCalls(std::function<void()> listener);
   // Compares the calls that are known here. If they do not differ, returns the last calls of
   // `ranks`.
   std::string CompareCalls(std::span<const int> ranks);
@@ -174,6 +176,7 @@ class Store {
   static void Stop(std::shared_ptr<Store> store);
   void Run();
   void ReceiveFrom(size_t connection);
+  void CompareReceived(std::unique_lock<std::mutex>& lock);
   // The rank at the other end of a connection.
   int RankAt(size_t connection) const { return rank_ == 0 ? static_cast<int>(connection) : 0; }
   bool IsOnThisHost(int rank) const;
@@ -213,6 +216,7 @@ class Store {
   std::vector<Descriptor> processes_;  // by rank, for ranks of this host
   bool stopping_ = false;
   std::atomic<bool> has_ended_{false};
+  std::function<void()> on_calls_;
   bool to_report_ = false;  // failure_ is still to be reported to the listeners
   std::vector<Listener> listeners_;
   std::vector<bool> has_left_;               // by rank
