@@ -69,9 +69,9 @@ struct EngineMembers {
   std::string run;
   std::vector<std::shared_ptr<FolderLock>> folder_locks;
   std::vector<std::string> damaged_checkpoints;
-  FileBuffer file_buffer;
   EngineCalls calls;
   MemoryLedger ledger;
+  FileBuffer file_buffer;
   StepTimeline timeline;
   EngineCommunicators communicators;
   CollectivePools collective_pools;
