@@ -33,7 +33,7 @@ class Issuer;
 
 class StateValues {
  public:
-  // The slots, and who fills and empties them.
+  // The slots, and the threads and the stream that fill and empty them.
   struct Way {
     ThreadTeam* team = nullptr;
     size_t slots = 2;
