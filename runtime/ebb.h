@@ -8,4 +8,5 @@
 #include "ebb/runtime/config/config.h"
 #include "ebb/runtime/device/device.h"
 #include "ebb/runtime/engine/engine.h"
+#include "ebb/sharding/mesh.h"
 #include "ebb/sharding/model.h"

@@ -312,7 +312,12 @@ absl::StatusOr<Decisions> Decide(const PlanInputs& inputs, const ModelLayout& la
     const int contributions = visits[u] * (decisions.keeps_step_gradients ? 1 : configured);
     decisions.accumulates[u] =
         decisions.trainable[u] && (contributions > 1 || gathers_gradients || !exact);
+    const bool is_whole =
+        model[model.units[u].parameters.front()].over_tensor == OverTensor::kWhole;
+    if (inputs.verdict_ranks > inputs.world && decisions.trainable[u] && is_whole)
+      decisions.compared.push_back(static_cast<int>(u));
   }
+  decisions.verdict_ranks = std::max(inputs.verdict_ranks, inputs.world);
   return decisions;
 }
 

@@ -133,6 +133,10 @@ struct Decisions {
   std::vector<bool>
       accumulates;  // by unit: reduced slices are summed in a shard of the accumulation dtype
   std::vector<bool> trainable;  // by unit
+  // Ranks that exchange records: the world, or with tensor ranks (ParameterSpec::over_tensor) those
+  // of all parts. Then the trainable units that are whole over tensor: their squares are compared.
+  int verdict_ranks = 1;
+  std::vector<int> compared = {};
   DType shard_dtype(int unit) const {
     return accumulates[unit] ? accumulation : communication_of(unit);
   }

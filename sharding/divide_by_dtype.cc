@@ -1,4 +1,5 @@
-// Units of several dtypes as several units that are open together.
+// Units of several dtypes, or with parameters that are whole over tensor beside others, as several
+// units that are open together.
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -11,32 +12,51 @@
 namespace ebb {
 namespace {
 
+// The parameters of a divided unit are of one kind.
+struct Kind {
+  DType dtype{};
+  bool whole = false;  // over tensor
+  friend bool operator==(const Kind&, const Kind&) = default;
+};
+
+// How a part differs from its unit: "fp32", "whole", "fp32, whole".
+std::string DifferenceOf(const Kind& part, const Kind& unit) {
+  const std::string dtype = part.dtype == unit.dtype ? "" : std::string(Name(part.dtype));
+  if (part.whole == unit.whole) return dtype;
+  return absl::StrCat(dtype, dtype.empty() ? "" : ", ", part.whole ? "whole" : "local");
+}
+
 // Gives each unit the parts that it needs. Backward ends at the first trainable visit, so a unit
 // that has anything to train keeps some of it.
 void AddParts(ModelSpec& model, DType compute) {
-  const auto dtype_of = [&](ParameterId id) { return model[id].compute.value_or(compute); };
+  const auto kind_of = [&](ParameterId id) -> Kind {
+    return {model[id].compute.value_or(compute), model[id].over_tensor == OverTensor::kWhole};
+  };
   const size_t units = model.units.size();
   for (size_t u = 0; u < units; ++u) {
     const std::vector<ParameterId> all = model.units[u].parameters;
-    std::vector<DType> dtypes;
+    std::vector<Kind> kinds;
     for (const bool trainable : {true, false}) {
-      for (ParameterId id : all) {
-        if (model[id].trainable == trainable &&
-            std::find(dtypes.begin(), dtypes.end(), dtype_of(id)) == dtypes.end())
-          dtypes.push_back(dtype_of(id));
+      for (const bool whole : {false, true}) {
+        for (ParameterId id : all) {
+          const Kind kind = kind_of(id);
+          if (model[id].trainable == trainable && kind.whole == whole &&
+              std::find(kinds.begin(), kinds.end(), kind) == kinds.end())
+            kinds.push_back(kind);
+        }
       }
     }
-    for (size_t k = 1; k < dtypes.size(); ++k) {
-      const UnitId added =
-          model.AddUnit(absl::StrCat(model.units[u].name, " [", std::string(Name(dtypes[k])), "]"));
+    for (size_t k = 1; k < kinds.size(); ++k) {
+      const UnitId added = model.AddUnit(
+          absl::StrCat(model.units[u].name, " [", DifferenceOf(kinds[k], kinds.front()), "]"));
       model.units[u].parts.push_back(added);
       UnitSpec& part = model.units.back();
       part.keep_whole = model.units[u].keep_whole;
       for (ParameterId id : all)
-        if (dtype_of(id) == dtypes[k]) part.parameters.push_back(id);
+        if (kind_of(id) == kinds[k]) part.parameters.push_back(id);
     }
     std::erase_if(model.units[u].parameters,
-                  [&](ParameterId id) { return dtype_of(id) != dtypes.front(); });
+                  [&](ParameterId id) { return kind_of(id) != kinds.front(); });
   }
 }
 

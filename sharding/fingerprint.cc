@@ -38,8 +38,8 @@ class Fields {
   }
 
   void One(const ParameterSpec& parameter) {
-    const auto& [name, shape, init, trainable, group, cut_rows, compute] = parameter;
-    Add(name, shape, trainable, group, cut_rows, compute);
+    const auto& [name, shape, init, trainable, group, cut_rows, compute, over_tensor] = parameter;
+    Add(name, shape, trainable, group, cut_rows, compute, over_tensor);
   }
   void One(const UnitSpec& unit) {
     const auto& [name, parameters, keep_whole, parts] = unit;
@@ -136,13 +136,13 @@ class Fields {
                  takes_norms, norm_states, sets_without_norms, parameter_tier, optimizer_tier,
                  gradient_tier, activation_tier, gradients_follow, split_master,
                  stochastic_rounding, timing, timing_reason, holds, carried, shares_reads,
-                 kept_whole, accumulates, trainable] = decisions;
+                 kept_whole, accumulates, trainable, verdict_ranks, compared] = decisions;
     Add(world, shards, secondary_shards, stage, rounds, micro_batches_per_round, compute,
         communication, accumulation, own_compute, reduce_at_round, keeps_step_gradients,
         sums_before_reducing, gradient, sums_in_scratch, optimizer_states, own_optimizer);
     Add(takes_norms, norm_states, sets_without_norms, parameter_tier, optimizer_tier, gradient_tier,
         activation_tier, gradients_follow, split_master, stochastic_rounding, timing, holds,
-        carried, shares_reads, kept_whole, accumulates, trainable);
+        carried, shares_reads, kept_whole, accumulates, trainable, verdict_ranks, compared);
   }
   void One(const PlannedScope& scope) {
     const auto& [backward, recompute, round, visit, unit, open_tick, close_tick, gradients,

@@ -181,10 +181,12 @@ absl::Status CheckBoundaries(const ModelSpec& model) {
     if (model.units[u].parts.empty()) continue;
     const ParameterId other = model[model.units[u].parts.front()].parameters.front();
     return absl::InvalidArgumentError(absl::StrCat(
-        Label("unit", u, model.units[u].name), " has parameters of several dtypes, as '",
+        Label("unit", u, model.units[u].name),
+        " has parameters of several dtypes, or some that are whole over tensor, as '",
         model[other].name, "', whose scopes are open together, but boundary activations of the ",
         "engine (Visit::output_bytes) pass from one scope to the next: give its parameters one ",
-        "dtype (ParameterSpec::compute), or keep the activations in the trainer (output_bytes 0)"));
+        "dtype (ParameterSpec::compute) and one OverTensor, in units of their own if need be, or ",
+        "keep the activations in the trainer (output_bytes 0)"));
   }
   const auto gap = std::find_if_not(forward.begin(), forward.end() - 1, kept);
   if (gap == forward.end() - 1) return absl::OkStatus();

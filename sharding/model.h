@@ -44,6 +44,16 @@ Initialiser Constant(float value);
 // part a seed of its own.
 Initialiser Normal(float stddev, uint64_t seed);
 
+// How tensor ranks, which together hold one copy of the model, share a parameter (Axis::kTensor).
+enum class OverTensor : uint8_t {
+  kUnsaid,  // allowed where there are no tensor ranks
+  // Each tensor rank has all of it and computes the same gradient, as of a norm, or of the bias of a
+  // row-parallel layer. Its gradient counts once in the norm, and each step verifies that the
+  // replicas are equal.
+  kWhole,
+  kLocal,  // each tensor rank has a part of its own, as of a column-parallel weight
+};
+
 struct ParameterSpec {
   std::string name;            // unique in the model; the key in checkpoints
   std::vector<int64_t> shape;  // {}: a scalar
@@ -58,6 +68,9 @@ struct ParameterSpec {
   // understands, as a quantised base. Such a parameter is frozen and never cast, and its values are
   // 0 to 255.
   std::optional<DType> compute = {};
+  // Every parameter must say it if the engine has tensor ranks: ebb.mesh.tensor, or
+  // EngineOptions::verdict.
+  OverTensor over_tensor = OverTensor::kUnsaid;
 };
 
 struct UnitSpec {
@@ -67,8 +80,9 @@ struct UnitSpec {
   // constant use. Small units are kept whole anyway (stage3_param_persistence_threshold,
   // stage3_model_persistence_threshold). These settings do not count units with keep_whole.
   bool keep_whole = false;
-  // Set by DivideByDType for a unit with several dtypes: the units with its parameters of the other
-  // dtypes. The parts' scopes open and close with this unit's.
+  // Set by DivideByDType for a unit with several dtypes, or with parameters that are whole over
+  // tensor beside others: the units with the other parameters. The parts' scopes open and close
+  // with this unit's.
   std::vector<UnitId> parts = {};
 };
 
@@ -150,9 +164,9 @@ struct ModelSpec {
 // Elements of a shape: the product of its dimensions, 1 for a scalar.
 int64_t Elements(std::span<const int64_t> shape);
 
-// A plan's units have one dtype each. A unit with several keeps those parameters that have the
-// dtype of its first trainable one; the others become parts, which are visited with it. `compute`:
-// the config's dtype. Engine::Create and PredictProgram do this; it changes nothing of a model that
+// A plan's units have one dtype each, and are whole over tensor or not. A unit with several keeps
+// those parameters that are as its first trainable one, which is one that is not whole if there is
+// any; the others become parts, which are visited with it. `compute`: the config's dtype. Engine::Create and PredictProgram do this; it changes nothing of a model that
 // is divided.
 ModelSpec DivideByDType(ModelSpec model, DType compute);
 // The parameters of a unit and of its parts, in the order of the trainer.

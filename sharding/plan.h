@@ -178,7 +178,7 @@ struct Pools {
   int64_t staging_cast = 0;      // staging pool: casts of one bucket
   int64_t staging_rounded = 0;   // kRound's slices of one bucket
   int64_t staging_norm = 0;      // scratch of optim::SumOfSquares
-  int64_t staging_exchange = 0;  // one record of kExchangeBytes per rank, then this rank's own
+  int64_t staging_exchange = 0;  // one record of RecordBytes per rank, then this rank's own
   // For optimizers that take norms (norm_records.h): sums of this rank's parameters, and records of
   // all ranks of a shard group, then this rank's own. Sums from updates on the host are in host
   // memory.
@@ -195,8 +195,12 @@ struct Pools {
   // micro-batch, taken by visits in turns, and the most micro-batches that one walk holds.
   int64_t evaluation_stride = 0, evaluation_micro_batches = 0;
 };
-// With room for an error that names a path and what to do.
+// A record without squares, with room for an error that names a path and what to do.
 inline constexpr int64_t kExchangeBytes = 512;
+// A rank's record: behind the bytes above, the squares of Decisions::compared.
+inline int64_t RecordBytes(const Decisions& d) {
+  return kExchangeBytes + std::ssize(d.compared) * 8;
+}
 
 inline constexpr int kPlannedRounds = 3;
 
@@ -227,7 +231,8 @@ struct MemoryCaps;
 struct PlanInputs {
   const ModelSpec* model = nullptr;
   const Config* config = nullptr;  // resolved for the world (Config::ForWorld)
-  int world = 1;
+  int world = 1;                   // data ranks
+  int verdict_ranks = 0;           // Decisions::verdict_ranks; 0: the world
   int optimizer_states = 0;
   bool own_optimizer = false;
   // Where state lives that is there already; null: it is decided.

@@ -1,5 +1,5 @@
 // Config::ForWorld: train_batch_size = train_micro_batch_size_per_gpu * gradient_accumulation_steps
-// * world, completed and checked as in DeepSpeed, but nothing is ever rounded.
+// * data ranks, completed and checked as in DeepSpeed, but nothing is ever rounded.
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
@@ -53,7 +53,8 @@ std::string MultiplesNear(int64_t unit, int64_t near) {
 
 struct Triple {
   int64_t train = 0, micro = 0, accumulation = 0;  // 0: not given
-  int64_t world = 1;
+  int64_t world = 1;                               // data ranks
+  std::string_view ranks = " ranks";
 
   std::string Number(int64_t value) const {
     return value == 0 ? "(not given)" : std::to_string(value);
@@ -61,7 +62,7 @@ struct Triple {
   std::string Numbers() const {
     return Join({"\"train_batch_size\" ", Number(train), ", \"train_micro_batch_size_per_gpu\" ",
                  Number(micro), ", \"gradient_accumulation_steps\" ", Number(accumulation), ", ",
-                 std::to_string(world), world == 1 ? " rank" : " ranks"});
+                 std::to_string(world), world == 1 ? ranks.substr(0, ranks.size() - 1) : ranks});
   }
 
   // Values of one number that fit the others.
@@ -105,9 +106,8 @@ struct Triple {
       return problems.AddTogether(
           kTrain,
           {"the batch sizes do not fit: \"train_batch_size\" must be "
-           "\"train_micro_batch_size_per_gpu\" * \"gradient_accumulation_steps\" * ranks, but the "
-           "numbers are ",
-           Numbers(), "; nearest that fit: ", Choices(unit)});
+           "\"train_micro_batch_size_per_gpu\" * \"gradient_accumulation_steps\" *",
+           ranks, ", but the numbers are ", Numbers(), "; nearest that fit: ", Choices(unit)});
     }
     if (micro > 0) {
       if (accumulation == 0) accumulation = train > 0 ? train / unit : 1;
@@ -212,6 +212,12 @@ void ResolvePaths(Config& config) {
 }  // namespace
 
 int Config::FittingWorld(int preferred) const {
+  if (const int64_t tensor = ebb.mesh.tensor; tensor > 1) {
+    Config of_data = *this;
+    of_data.ebb.mesh.tensor = 1;
+    const int64_t data = std::max<int64_t>(preferred / tensor, 1);
+    return static_cast<int>(of_data.FittingWorld(static_cast<int>(data)) * tensor);
+  }
   const int64_t unit =
       std::max<int64_t>(micro_batch_size, 1) * std::max<int64_t>(gradient_accumulation_steps, 1);
   if (preferred < 1 || train_batch_size <= 0 || train_batch_size % unit != 0) return preferred;
@@ -225,8 +231,14 @@ int Config::FittingWorld(int preferred) const {
 }
 
 void config::CompleteForWorld(int world, Config& config, Problems& problems) {
+  if (const int64_t tensor = config.ebb.mesh.tensor; tensor > 1) {
+    constexpr std::string_view kKey = "ebb.mesh.tensor";
+    if (!Divides(kKey, tensor, world, Join({std::to_string(world), " ranks"}), kKey, problems))
+      return;
+    world = config.ebb.mesh.DataRanks(world);
+  }
   Triple batch{config.train_batch_size, config.micro_batch_size, config.gradient_accumulation_steps,
-               world};
+               world, config.ebb.mesh.tensor > 1 ? " data ranks" : " ranks"};
   batch.Complete(problems);
   config.train_batch_size = batch.train;
   config.micro_batch_size = batch.micro;

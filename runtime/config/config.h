@@ -174,7 +174,18 @@ enum class VerifySwap { kOff, kStates, kAll, kAuto };
 // Whether an unknown key is an error or a warning.
 enum class UnknownKeys { kError, kWarn };
 
+// How many ranks share a model's layers (tensor) and follow each other in it (pipeline). The other
+// ranks are data ranks.
+struct MeshConfig {
+  int64_t pipeline = 1, tensor = 1;
+
+  // How many of `world` ranks are data ranks.
+  int DataRanks(int world) const { return static_cast<int>(world / (pipeline * tensor)); }
+  friend bool operator==(const MeshConfig&, const MeshConfig&) = default;
+};
+
 struct EbbConfig {
+  MeshConfig mesh = {};
   ReduceAt reduce_at = ReduceAt::kDefault;
   int64_t micro_batches_per_round = 1;  // 0: "all"
   AsynchronousStep asynchronous_step = AsynchronousStep::kAuto;
@@ -269,8 +280,8 @@ struct Config {
   static absl::StatusOr<std::string> ExplainFile(const std::string& path,
                                                  const ReadOptions& options = {});
 
-  // The configuration for `world` ranks: the batch triple completed (train = micro * accumulation *
-  // world), micro_batches_per_round, reduce_at and communication resolved, and io_backend as the
+  // The configuration for `world` ranks, of all axes of ebb.mesh: the batch triple completed (train =
+  // micro * accumulation * data ranks), micro_batches_per_round, reduce_at and communication resolved, and io_backend as the
   // environment has it. offload_optimizer takes the nvme_paths of offload_param if only those are
   // given and gradients or activations are on NVMe. An error names all numbers, which of them were
   // not given, and the nearest choices that work.

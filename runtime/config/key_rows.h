@@ -35,7 +35,7 @@ Block& BlockOf(Config& config) {
     return std::get<Block&>(std::tie(config, config.optimizer, config.scheduler, config.loss_scale,
                                      config.zero, config.zero.offload_param,
                                      config.zero.offload_optimizer, config.aio,
-                                     config.activation_checkpointing, config.ebb));
+                                     config.activation_checkpointing, config.ebb, config.ebb.mesh));
   }
 }
 

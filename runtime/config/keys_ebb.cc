@@ -44,6 +44,17 @@ std::vector<Row> Steps() {
   };
 }
 
+std::vector<Row> OfMesh() {
+  using M = MeshConfig;
+  return {
+      {"mesh", kBlock, "ranks by axis; the others are data ranks"},
+      {"mesh.pipeline", &M::pipeline, "ranks that follow each other in the model; 1, or an error",
+       From(1, kLargestInt)},
+      {"mesh.tensor", &M::tensor, "ranks that share each layer, as ParameterSpec::over_tensor says",
+       From(1, kLargestInt)},
+  };
+}
+
 std::vector<Row> Groups() {
   using G = ParameterGroupConfig;
   return {
@@ -92,6 +103,7 @@ std::vector<Row> Tiers() {
 
 std::vector<Section> EbbSections() {
   return {{"", {{"ebb", kBlock, "Ebb's own keys"}}},
+          {"ebb.", OfMesh()},
           {"ebb.", Steps()},
           {"ebb.", Groups()},
           {"ebb.", Tiers()}};

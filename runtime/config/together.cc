@@ -117,6 +117,14 @@ void CheckMasters(const Config& config, Problems& problems) {
   }
 }
 
+void CheckMesh(const MeshConfig& mesh, Problems& problems) {
+  if (mesh.pipeline == 1) return;
+  problems.AddConflict("ebb.mesh.pipeline",
+                       {" is ", std::to_string(mesh.pipeline),
+                        ", but the engine has no pipeline; set it to 1, and let each stage be an "
+                        "engine on a part of the world (World::Split)"});
+}
+
 void CheckGroup(const std::string& name, const ParameterGroupConfig& group, Problems& problems) {
   const std::string path = Join({"ebb.parameter_groups.", name});
   if (name.empty()) {
@@ -145,6 +153,7 @@ void CheckTogether(const Config& config, Problems& problems) {
   CheckTiers(config, problems);
   CheckBlockSize(config.aio.block_size, problems);
   CheckMasters(config, problems);
+  CheckMesh(config.ebb.mesh, problems);
   for (const auto& [name, group] : config.ebb.parameter_groups) CheckGroup(name, group, problems);
 }
 

@@ -131,7 +131,13 @@ std::vector<CommunicationRow> Engine::communication() const {
   return members_->interpreter->runner.communication();
 }
 const World& Engine::world() const {
-  return members_->inputs.given_world;
+  return members_->inputs.data_world;
+}
+const Mesh& Engine::mesh() const {
+  return members_->verdict_ranks.mesh;
+}
+int Engine::rank_in_mesh() const {
+  return members_->verdict_ranks.own;
 }
 const ModelSpec& Engine::model() const {
   return members_->inputs.model;

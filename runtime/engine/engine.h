@@ -40,6 +40,7 @@
 #include "ebb/runtime/engine/scope.h"
 #include "ebb/runtime/engine/step.h"
 #include "ebb/runtime/engine/tensor_view.h"
+#include "ebb/sharding/mesh.h"
 #include "ebb/sharding/model.h"
 #include "ebb/sharding/state.h"
 
@@ -67,6 +68,13 @@ struct EngineOptions {
   // unit, in each unit trainable parameters first. Create takes as long as rank 0 takes for the
   // whole model and its broadcast. The same on every rank.
   bool initial_values_of_rank_0 = false;
+  // The ranks of all parts of a model that the trainer divides over tensor ranks by itself, each
+  // part on an engine of its own: a world that World::Split has divided into the engines' worlds.
+  // Norm, clipping, overflow, loss scale, errors, held-back steps and StepReport are then of all
+  // these ranks, and losses and evaluations those of the first part. All parts begin and finish the
+  // same steps and evaluations; they have the same units and parameters (ParameterSpec::over_tensor
+  // says which are whole in each part), with shapes of their own. Other calls are of each part.
+  std::optional<World> verdict = {};
   // The trainer's own error, which may be of this rank alone: Create returns it on every rank. The
   // model is then not looked at.
   absl::Status error = {};
@@ -84,7 +92,7 @@ class Engine : public EngineState {
   // Collective. Checks that model, config and plan agree over the ranks, lays out every pool, and
   // fills this rank's slices. An error names the rank and the first thing at fault. `world` on a
   // GPU: as the launcher or RunThreads gives it; its communicators are made for the device
-  // (World::On).
+  // (World::On). With ebb.mesh it is of all ranks; data ranks and verdict follow from the mesh.
   static absl::StatusOr<Engine> Create(World world, Device device, ModelSpec model,
                                        const Config& config, EngineOptions options = {});
   Engine(Engine&&) noexcept;
@@ -155,8 +163,12 @@ class Engine : public EngineState {
                                                     std::string_view text);
 
   // Any thread.
-  const World& world() const;      // as Create was given it
-  const ModelSpec& model() const;  // likewise, and divided (DivideByDType)
+  // As Create was given it; with ebb.mesh the data ranks of this rank's part of the model.
+  const World& world() const;
+  // The ranks of a step's verdict, and this rank's number among them.
+  const Mesh& mesh() const;
+  int rank_in_mesh() const;
+  const ModelSpec& model() const;  // as Create was given it, divided (DivideByDType)
   std::vector<MemoryRow> memory() const;
   std::vector<TrafficRow> traffic()
       const;  // of the last finished step: nothing while all state is on the device

@@ -19,13 +19,15 @@ sharding::PlanInputs PlanInputsFor(const ModelSpec& model, const Config& config,
   }
   return {.model = &model,
           .config = &config,
-          .world = world,
+          .world = config.ebb.mesh.DataRanks(world),
+          .verdict_ranks = world,
           .optimizer_states = static_cast<int>(states),
           .own_optimizer = own_optimizer != nullptr};
 }
 
 sharding::PlanInputs EngineInputs::ForPlan() const {
-  sharding::PlanInputs inputs = PlanInputsFor(model, config, size(), own_optimizer());
+  sharding::PlanInputs inputs = PlanInputsFor(model, config, of_verdict().size(), own_optimizer());
+  inputs.world = size();
   inputs.cap_error = sharding::PlanInputs::CapError::kClasses;  // one rank advises (Setup)
   inputs.sums_depend_on_groups = uses_nccl() && !config.ebb.deterministic_reduce && size() > 1;
   return inputs;

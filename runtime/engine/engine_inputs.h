@@ -2,6 +2,8 @@
 // device, and the values that the config leaves open ("auto").
 #pragma once
 
+#include <optional>
+
 #include "ebb/runtime/comm/world.h"
 #include "ebb/runtime/config/config.h"
 #include "ebb/runtime/device/device.h"
@@ -12,8 +14,11 @@
 namespace ebb {
 
 struct EngineInputs {
-  World given_world;
-  World world;  // with communicators for the device
+  World given_world;  // with ebb.mesh of all its ranks
+  World data_world;   // the data ranks of this rank's part of the model, or all
+  World world;        // these, with communicators for the device
+  // All ranks that train the model, if these are more; with communicators for the device.
+  std::optional<World> verdict;
   Device device;
   ModelSpec model;
   Config config;
@@ -21,6 +26,7 @@ struct EngineInputs {
 
   int rank() const { return world.rank(); }
   int size() const { return world.size(); }
+  const World& of_verdict() const { return verdict.has_value() ? *verdict : world; }
   bool uses_nccl() const { return world.connected_by_nccl(); }
   const OptimizerSpec* own_optimizer() const {
     return options.optimizer ? &*options.optimizer : nullptr;
@@ -29,7 +35,7 @@ struct EngineInputs {
   sharding::PlanInputs ForPlan() const;
 };
 
-// Inputs of any plan, even one only to look at.
+// Inputs of any plan, even one only to look at. `world`: of all axes of the config's mesh.
 sharding::PlanInputs PlanInputsFor(const ModelSpec& model, const Config& config, int world,
                                    const OptimizerSpec* own_optimizer);
 

@@ -21,20 +21,26 @@ struct Records {
   OperationKind gather{};
   int ranks = 1;
   int64_t bytes = 0;         // of one
+  int64_t more = 0;          // of one, which all ranks' have behind all of these
   int64_t own = 0, all = 0;  // cells
   int64_t staging = 0;       // on the device: of all ranks, then this rank's own
 };
 
 void Gather(const Records& records, PlanWriter& writer) {
   OperandWriter& to = writer.operands();
-  const int64_t of_all = records.ranks * records.bytes;
+  const int64_t of_one = records.bytes + records.more, of_all = records.ranks * of_one;
   const Place all = StagingPlace(records.staging), own = all.Plus(of_all);
   to.AddControl(records.own, Access::kRead);
-  to.AddBytes(own, Access::kWrite, records.bytes);
+  to.AddBytes(own, Access::kWrite, of_one);
   Issue(writer, OperationKind::kCopyControl);
   to.AddBytes(own, Access::kRead, records.bytes);
-  to.AddBytes(all, Access::kWrite, of_all);
-  Issue(writer, records.gather, of_all - records.bytes);
+  to.AddBytes(all, Access::kWrite, records.ranks * records.bytes);
+  if (records.more > 0) {
+    to.AddBytes(own.Plus(records.bytes), Access::kRead, records.more);
+    to.AddBytes(all.Plus(records.ranks * records.bytes), Access::kWrite,
+                records.ranks * records.more);
+  }
+  Issue(writer, records.gather, of_all - of_one);
   to.AddBytes(all, Access::kRead, of_all);
   to.AddControl(records.all, Access::kWrite);
   Issue(writer, OperationKind::kCopyControl);
@@ -74,8 +80,9 @@ void ExchangeRecords(const Plan& plan, PlanWriter& writer) {
   AddShards(plan, to);
   Issue(writer, OperationKind::kSeal);
   Gather({.gather = OperationKind::kExchange,
-          .ranks = plan.decisions.world,
+          .ranks = plan.decisions.verdict_ranks,
           .bytes = kExchangeBytes,
+          .more = RecordBytes(plan.decisions) - kExchangeBytes,
           .own = to.record(),
           .all = to.records(),
           .staging = plan.pools.staging_exchange},

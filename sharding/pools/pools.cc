@@ -128,7 +128,7 @@ void LayOutStaging(const PoolInputs& in, Pools& pools) {
   if (cast > 0) pools.staging_cast = staging.Take(cast);
   if (rounded > 0) pools.staging_rounded = staging.Take(rounded);
   pools.staging_norm = staging.Take(norm_blocks * 8);
-  pools.staging_exchange = staging.Take((d.world + 1) * kExchangeBytes);
+  pools.staging_exchange = staging.Take((d.verdict_ranks + 1) * RecordBytes(d));
   if (const NormRecords norms = LayOutNormRecords(*in.layout, d); norms.sums > 0) {
     pools.staging_norm_sums = staging.Take(norms.sums * kNormSumsBytes);
     if (norms.exchanged) pools.staging_norm_records = staging.Take((d.shards + 1) * norms.bytes());

@@ -71,7 +71,7 @@ MachineCosts::Group MachineCosts::GroupOf(Lane lane) const {
     case Lane::kReplicas:
       return {.ranks = d.replicas(), .in_host = std::clamp(host / d.shards, 1, d.replicas())};
     case Lane::kExchange:
-      return consecutive(d.world);
+      return consecutive(d.verdict_ranks);
     case Lane::kNone:
       break;
   }

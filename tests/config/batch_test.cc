@@ -63,6 +63,19 @@ std::string ErrorOf(const Config& config, int world) {
   return std::string(resolved.status().message());
 }
 
+TEST(Batch, CountsDataRanks) {
+  Config config = Given(0, 4, 2);
+  config.ebb.mesh.tensor = 2;
+  ASSERT_TRUE(config.ForWorld(6).ok());
+  EXPECT_EQ(config.ForWorld(6)->train_batch_size, 24);
+  EXPECT_EQ(ErrorOf(config, 5),
+            "\"ebb.mesh.tensor\" 2 does not divide 5 ranks; nearest that do: 1 or 5");
+  config.train_batch_size = 16;
+  EXPECT_THAT(ErrorOf(config, 6), HasSubstr("* data ranks, but the numbers are "));
+  EXPECT_THAT(ErrorOf(config, 6), HasSubstr(" 3 data ranks; nearest"));
+  EXPECT_EQ(config.FittingWorld(8), 4);
+}
+
 TEST(Batch, MismatchNamesAllNumbersAndChoices) {
   EXPECT_EQ(
       ErrorOf(Given(33, 17, 2), 2),

@@ -35,6 +35,13 @@ TEST_P(Refusal, NamesTheErrorAndTheRemedy) {
 }
 
 INSTANTIATE_TEST_SUITE_P(
+    Mesh, Refusal,
+    ::testing::Values(
+        Case{R"({"ebb": {"mesh": {"pipeline": 2}}})",
+             {"\"ebb.mesh.pipeline\" is 2, but the engine has no pipeline; set it to 1"}},
+        Case{R"({"ebb": {"mesh": {"tensor": 0}}})", {"\"ebb.mesh.tensor\" is 0"}}));
+
+INSTANTIATE_TEST_SUITE_P(
     UnknownKeys, Refusal,
     ::testing::Values(
         Case{R"({"train_batchsize": 1})",

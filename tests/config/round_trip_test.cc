@@ -138,6 +138,7 @@ Config RandomConfig(uint64_t seed) {
     fit(*ebb.offload_activations, 0, has_param_path || has_optimizer_path);
   if (zero.stage < 3) zero.hpz_partition_size = 1;
   const bool is_bf16 = config.compute == DType::kBFloat16;
+  ebb.mesh.pipeline = 1;
   ebb.split_master = ebb.split_master && is_bf16;
   ebb.stochastic_rounding = ebb.stochastic_rounding && is_bf16 && !ebb.split_master;
   for (int64_t i = dice.Below(4); i > 0; --i) {

@@ -73,6 +73,7 @@ struct Rank {
   const UpdateTable table;
   StepErrors errors;
   ScriptedPeers peers;
+  VerdictRanks verdict_ranks;
   OutcomeMessages messages;
   const std::vector<int> backwards;  // the units' own order
   std::optional<ControlBlock> control;
@@ -83,12 +84,12 @@ struct Rank {
   int parity = 0;
 
   Rank(const Config& of, int rank, int ranks)
-      : config(of), messages("engine", {.rank = rank}, model) {
+      : config(of), messages("engine", {.rank = rank}, {.rank = rank}, model) {
     EXPECT_OK(ControlBlock::Create(Device::Cpu(1),
                                    {.units = 2, .ranks = static_cast<size_t>(ranks)}, {}, control));
     constants.emplace(config, table, *control, /*own_optimizer=*/false);
     outcome.emplace(config, errors, peers, *control, *constants, messages, backwards,
-                    /*adds_squares=*/true);
+                    verdict_ranks);
   }
 };
 

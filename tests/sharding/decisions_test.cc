@@ -270,6 +270,26 @@ TEST(DivideByDType, AModelOfOneDTypeStaysAsItIs) {
             sharding::Fingerprint(model));
 }
 
+TEST(DivideByDType, ParametersThatAreWholeOverTensorArePartsBesideOthers) {
+  ModelSpec model = Block();
+  for (const int whole : {1, 2})  // "norm", "adapter"
+    model.parameters[static_cast<size_t>(whole)].over_tensor = OverTensor::kWhole;
+  model = DivideByDType(std::move(model), DType::kBFloat16);
+  std::vector<std::string> names;
+  for (const UnitSpec& unit : model.units) names.push_back(unit.name);
+  EXPECT_EQ(names, (std::vector<std::string>{"block", "head", "block [whole]",
+                                             "block [bf16, whole]", "block [int8]"}));
+  EXPECT_EQ(model.units[0].parameters, (std::vector{ParameterId{3}}));
+  // A unit whose trained parameters are all whole keeps these.
+  model = Block();
+  for (const int whole : {1, 2, 3})
+    model.parameters[static_cast<size_t>(whole)].over_tensor = OverTensor::kWhole;
+  model = DivideByDType(std::move(model), DType::kFloat32);
+  EXPECT_EQ(model.units[0].parameters,
+            (std::vector{ParameterId{1}, ParameterId{2}, ParameterId{3}}));
+  EXPECT_EQ(model.units[2].name, "block [int8, local]");
+}
+
 TEST(DivideByDType, AnOrderThatCannotBeIsRefusedLater) {
   ModelSpec model = Block();
   model.forward[1].unit = UnitId{9};

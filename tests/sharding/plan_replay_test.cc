@@ -89,6 +89,39 @@ TEST(PlanLaws, NothingIsReadBeforeItIsWrittenAndLiveMemoryDoesNotOverlap) {
   }
 }
 
+// With tensor ranks beside the world, records have the squares of units that are whole over tensor.
+TEST(PlanLaws, SquaresThatAreComparedComeWithTheRecords) {
+  int compared = 0;
+  for (int number = 1; number <= Cases(100); ++number) {
+    RandomCase random_case = CaseOf(number);
+    Random random(random_case.seed);
+    for (const UnitSpec& unit : random_case.model.units) {
+      const bool whole = random.OneIn(2);
+      for (const ParameterId id : unit.parameters)
+        random_case.model.parameters[static_cast<size_t>(id)].over_tensor =
+            whole ? OverTensor::kWhole : OverTensor::kLocal;
+    }
+    PlanInputs inputs = random_case.inputs();
+    inputs.verdict_ranks = 2 * random_case.world;
+    SCOPED_TRACE(random_case.description());
+    ASSERT_OK_AND_ASSIGN(const Plan step, PlanStep(inputs));
+    ASSERT_OK_AND_ASSIGN(const Plan walk, PlanWalk(inputs));
+    ASSERT_OK_AND_ASSIGN(const Plan drain, PlanDrain(inputs));
+    compared += !step.decisions.compared.empty();
+    const int64_t of_rank = kExchangeBytes + 8 * std::ssize(step.decisions.compared);
+    EXPECT_EQ(step.BytesOf(OperationKind::kExchange), (inputs.verdict_ranks - 1) * of_rank);
+    const std::vector<const Plan*> plans = {&step, &walk, &drain};
+    Fragments fragments(plans);
+    Replay replay(inputs, step, /*rank=*/0, fragments, &drain);
+    for (int i = 0; i < 2; ++i) {
+      replay.Step(step);
+      replay.Walk(walk);
+    }
+    ASSERT_EQ(replay.violation(), "");
+  }
+  EXPECT_GT(compared, 50);
+}
+
 // With secondary shards a step gathers in other groups than a walk does, and there must be room for
 // these too. Found by more cases than the test above has.
 TEST(PlanLaws, TheGroupsOfAnEvaluationFitInThePool) {

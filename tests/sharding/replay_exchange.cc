@@ -39,13 +39,19 @@ void Replay::Seal(int thing, const Operation& operation) {
 }
 
 void Replay::Pass(int thing, std::span<const Operand> operands, Content::Kind kind) {
-  if (operands.size() != 2) return Fail("what passes has no source or no destination");
+  if (operands.empty() || operands.size() % 2 != 0)
+    return Fail("what passes has no source or no destination");
   const auto range = [&](const Operand& operand) {
     return operand.place.pool == StateClass::kControl ? Control(operand.place.offset)
                                                       : RangeOf(operand.place, operand.bytes());
   };
-  memory_.Read(thing, range(operands[0]), {kind, steps_});
-  memory_.Write(thing, range(operands[1]), {kind, steps_});
+  int64_t read = 0, written = 0;  // bytes; parts lie side by side
+  for (size_t k = 0; k < operands.size(); k += 2) {
+    memory_.Read(thing, range(operands[k]), {kind, steps_, 0, 0, read});
+    memory_.Write(thing, range(operands[k + 1]), {kind, steps_, 0, 0, written});
+    read += operands[k].bytes();
+    written += operands[k + 1].bytes();
+  }
 }
 
 void Replay::CopyControl(int thing, std::span<const Operand> operands) {

@@ -27,7 +27,8 @@ EngineMembers::EngineMembers(EngineInputs made_of)
       communicators(inputs),
       collective_pools(inputs, communicators, streams),
       plans(inputs, inputs.model),
-      messages(inputs.options.name, inputs.world.backend()->me(), inputs.model),
+      messages(inputs.options.name, inputs.of_verdict().backend()->me(),
+               inputs.world.backend()->me(), inputs.model),
       peers(inputs, communicators, streams),
       streams(inputs.device) {}
 

@@ -81,6 +81,7 @@ struct EngineMembers {
   std::optional<Storage> storage;
   std::optional<ControlBlock> control;
   StepErrors errors;
+  VerdictRanks verdict_ranks;
   OutcomeMessages messages;
   StepCommunicators peers;
   std::optional<SwapVerifier> verifier;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,12 +21,42 @@
 #include "ebb/sharding/placement.h"
 
 namespace ebb {
+namespace {
+
+struct Worlds {
+  World data;
+  std::optional<World> verdict;  // EngineInputs::verdict
+};
+
+absl::StatusOr<Worlds> WorldsOf(const World& given, const Config& config,
+                                const EngineOptions& options) {
+  if (config.ebb.mesh.tensor == 1) {
+    std::optional<World> verdict = options.verdict;
+    if (verdict.has_value() && *verdict == given) verdict.reset();
+    return Worlds{given, verdict};
+  }
+  if (options.verdict.has_value()) {
+    return absl::InvalidArgumentError(
+        "EngineOptions::verdict is given beside \"ebb.mesh.tensor\", with which Create finds the "
+        "ranks of the verdict itself: give one of them");
+  }
+  const Mesh mesh = MeshOf(config, given.size());
+  EBB_ASSIGN_OR_RETURN(World data,
+                       given.Divide(/*colour=*/mesh.coordinate(given.rank(), Axis::kTensor),
+                                    /*key=*/mesh.index(given.rank(), kDataAxes),
+                                    {.timeout_seconds = config.ebb.timeout_seconds}));
+  return Worlds{std::move(data), given};
+}
+
+}  // namespace
+
 absl::StatusOr<std::unique_ptr<EngineMembers>> MakeEngine(World world, Device device,
                                                           ModelSpec model, const Config& config,
                                                           EngineOptions options) {
   EBB_RETURN_IF_ERROR(config.Validate());
   if (options.error.ok()) EBB_RETURN_IF_ERROR(Validate(model));
   EBB_ASSIGN_OR_RETURN(Config resolved, config.ForWorld(world.size()));
+  EBB_ASSIGN_OR_RETURN(const Worlds worlds, WorldsOf(world, resolved, options));
   model = DivideByDType(std::move(model), resolved.compute);
   if (options.optimizer) {
     std::string overruled = sharding::WhatOwnOptimizerOverrules(config);
@@ -35,7 +66,9 @@ absl::StatusOr<std::unique_ptr<EngineMembers>> MakeEngine(World world, Device de
     EBB_ASSIGN_OR_RETURN(device, Device::Cuda(device.ordinal(), options.compute));
   }
   auto members = std::make_unique<EngineMembers>(EngineInputs{.given_world = world,
-                                                              .world = world,
+                                                              .data_world = worlds.data,
+                                                              .world = worlds.data,
+                                                              .verdict = worlds.verdict,
                                                               .device = std::move(device),
                                                               .model = std::move(model),
                                                               .config = std::move(resolved),
@@ -47,18 +80,41 @@ absl::StatusOr<std::unique_ptr<EngineMembers>> MakeEngine(World world, Device de
 
 absl::Status Setup::Make() {
   EngineInputs& inputs = with_.inputs;
-  EBB_ASSIGN_OR_RETURN(inputs.world, inputs.given_world.On(inputs.device));
+  EBB_ASSIGN_OR_RETURN(inputs.world, inputs.data_world.On(inputs.device));
+  if (inputs.verdict.has_value()) {
+    EBB_ASSIGN_OR_RETURN(inputs.verdict, inputs.verdict->On(inputs.device));
+  }
   EBB_ASSIGN_OR_RETURN(with_.kernels.device, optim::Kernels::For(inputs.device));
   EBB_ASSIGN_OR_RETURN(with_.kernels.host, optim::Kernels::For(Device::Cpu(1)));
   Measuring measuring(with_);
   absl::Status own = inputs.options.error;
   if (own.ok()) own = CheckGroups();
   if (own.ok()) own = CheckOptimizer();
+  if (own.ok()) own = CheckOverTensor();
   if (own.ok()) measuring.ChooseRatioByCap();
   if (own.ok()) own = with_.plans.Plan();
   EBB_RETURN_IF_ERROR(with_.communicators.MakeControl(with_.ledger));
+  EBB_RETURN_IF_ERROR(with_.communicators.MakeVerdict());
   EBB_RETURN_IF_ERROR(
       with_.streams.Make(inputs.device, with_.plans.has_plans() ? &plan() : nullptr));
+  const absl::Status made = MakePart(measuring, own);
+  if (inputs.verdict.has_value()) {
+    EBB_ASSIGN_OR_RETURN(
+        with_.verdict_ranks,
+        AgreeOnVerdict(with_.communicators.Verdict(with_.streams.reduce()), inputs, made));
+  } else {
+    EBB_RETURN_IF_ERROR(made);
+    with_.verdict_ranks = {.mesh = MeshOf(inputs.config, inputs.size()), .own = inputs.rank()};
+    for (int r = 0; r < inputs.size(); ++r) with_.verdict_ranks.ranks.push_back(r);
+  }
+  with_.verdict_ranks.compared = decisions().compared;
+  if (inputs.of_verdict().rank() == 0) LogMade();
+  return absl::OkStatus();
+}
+
+// With the ranks of the engine's world, so that with more ranks of a verdict these agree once.
+absl::Status Setup::MakePart(Measuring& measuring, const absl::Status& own) {
+  EngineInputs& inputs = with_.inputs;
   EBB_RETURN_IF_ERROR(AgreeOnPlanned(with_, own));
   EBB_RETURN_IF_ERROR(AgreeOnPlans(with_.Control(), inputs, with_.plans.Fingerprint()));
   EBB_RETURN_IF_ERROR(
@@ -74,9 +130,7 @@ absl::Status Setup::Make() {
   EBB_RETURN_IF_ERROR(with_.collective_pools.Show(*with_.storage, plan().pools));
   EBB_RETURN_IF_ERROR(AgreeOnStatus(with_.Control(), with_.interpreter->state.FillSlices()));
   EBB_RETURN_IF_ERROR(with_.interpreter->state.SpreadFilled());
-  EBB_RETURN_IF_ERROR(measuring.ChooseVerifySwap());
-  if (inputs.rank() == 0) LogMade();
-  return absl::OkStatus();
+  return measuring.ChooseVerifySwap();
 }
 
 void Setup::LogMade() const {
@@ -97,27 +151,32 @@ void Setup::LogMade() const {
   const std::string_view timing = sharding::Name(decided.timing);
   const std::string cut =
       decided.replicas() == 1 ? "" : absl::StrCat(" cut over groups of ", decided.shards, " ranks");
-  LogInfo(absl::StrCat(name, ": ", inputs.size(), inputs.size() == 1 ? " rank on " : " ranks on ",
-                       inputs.device.description(), ", stage ", decided.stage, cut,
+  const int tensor_ranks = with_.verdict_ranks.mesh.size(Axis::kTensor);
+  const std::string tensor = tensor_ranks == 1 ? "" : absl::StrCat(" x tensor ", tensor_ranks);
+  LogInfo(absl::StrCat(name, ": ", inputs.size(), inputs.size() == 1 ? " rank" : " ranks", tensor,
+                       " on ", inputs.device.description(), ", stage ", decided.stage, cut,
                        ", reduction group ",
                        ReductionGroupInEffect(inputs.world, inputs.config, decided.shards),
                        ", reduced once a ", inputs.config.reduces_at_round() ? "round" : "step",
                        ", updates ", std::string(timing), ": ", decided.timing_reason));
 }
 
-// A trainer may divide one model over the parts of a world (World::Split). Each part then clips and
-// skips by its own gradients. The part of world rank 0 says it, because there may be many parts.
+// A trainer may divide one model over the parts of a world (World::Split). Without a verdict of all
+// of them, each part clips and skips by its own gradients; the ratios of LAMB and LARS are of the
+// part in any case. The part of world rank 0 says it, because there may be many parts.
 std::string Setup::WhatPartsDoApart() const {
   const EngineInputs& inputs = with_.inputs;
   const std::vector<int>& of_world = inputs.world.backend()->me().world_ranks;
   if (!inputs.world.is_part() || std::find(of_world.begin(), of_world.end(), 0) == of_world.end())
     return "";
   std::vector<std::string> which;
-  if (inputs.config.gradient_clipping > 0) which.emplace_back("clipping (gradient_clipping)");
-  if (inputs.config.compute == DType::kFloat16) {
-    which.emplace_back("the loss scale (fp16)");
-  } else if (inputs.config.checks_overflow()) {
-    which.emplace_back("skipped steps (ebb.check_overflow)");
+  if (!inputs.verdict.has_value()) {
+    if (inputs.config.gradient_clipping > 0) which.emplace_back("clipping (gradient_clipping)");
+    if (inputs.config.compute == DType::kFloat16) {
+      which.emplace_back("the loss scale (fp16)");
+    } else if (inputs.config.checks_overflow()) {
+      which.emplace_back("skipped steps (ebb.check_overflow)");
+    }
   }
   if (decisions().has_norms()) which.emplace_back("the ratios of LAMB or LARS (optimizer.type)");
   if (which.empty()) return "";
@@ -125,7 +184,8 @@ std::string Setup::WhatPartsDoApart() const {
                       inputs.world.backend()->me().whole_size,
                       " ranks, and only the part's gradients decide about ",
                       absl::StrJoin(which, ", "),
-                      ". If the parts hold one model, they do this differently from each other");
+                      ". If the parts hold one model, they do this differently from each other",
+                      inputs.verdict.has_value() ? "" : "; EngineOptions::verdict mends it");
 }
 
 // With the trainer's, the one that zeroes memory, the crossings of host streams, and one of NCCL's
@@ -152,6 +212,20 @@ absl::Status Setup::CheckGroups() const {
   if (missing.empty()) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat(missing, ": no parameter of the model is in this group (ParameterSpec::group)"));
+}
+
+// Where parts of a model are on several ranks, the norm of a parameter that is whole on each of them
+// counts once. To guess which ones these are would be a wrong norm without a word.
+absl::Status Setup::CheckOverTensor() const {
+  const std::vector<ParameterSpec>& all = with_.inputs.model.parameters;
+  const auto unsaid = std::find_if(all.begin(), all.end(), [](const ParameterSpec& parameter) {
+    return parameter.over_tensor == OverTensor::kUnsaid;
+  });
+  if (!with_.inputs.verdict.has_value() || unsaid == all.end()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "parameter '", unsaid->name,
+      "' does not say how tensor ranks share it: set ParameterSpec::over_tensor to kWhole if each "
+      "has all of it and the same gradient, or to kLocal if each has a part of its own"));
 }
 
 absl::Status Setup::CheckOptimizer() const {
@@ -205,7 +279,8 @@ absl::Status Setup::MakeMemory() {
                                 with_.Slice());
   with_.state_names = OptimizerStateNames(inputs.model, inputs.config, inputs.own_optimizer());
   ControlBlock::Sizes sizes{.units = inputs.model.units.size(),
-                            .ranks = static_cast<size_t>(inputs.size()),
+                            .ranks = static_cast<size_t>(inputs.of_verdict().size()),
+                            .compared = decisions().compared.size(),
                             .sets = with_.update_table.sets().size()};
   const bool has_norms = decisions().has_norms();
   if (has_norms) {

@@ -16,6 +16,8 @@ absl::StatusOr<std::unique_ptr<EngineMembers>> MakeEngine(World world, Device de
                                                           ModelSpec model, const Config& config,
                                                           EngineOptions options);
 
+class Measuring;
+
 class Setup {
  public:
   explicit Setup(EngineMembers& engine) : with_(engine) {}
@@ -23,8 +25,10 @@ class Setup {
   absl::Status Make();
 
  private:
+  absl::Status MakePart(Measuring& measuring, const absl::Status& own);
   absl::Status CheckGroups() const;
   absl::Status CheckOptimizer() const;
+  absl::Status CheckOverTensor() const;
   absl::Status MakeMemory();
   int StreamsOfDevice() const;
   void LogMade() const;

@@ -41,25 +41,32 @@ absl::Status ControlBlock::Create(const Device& device, const Sizes& sizes,
                                   std::span<const optim::UpdateRun> runs,
                                   std::optional<ControlBlock>& into) {
   constexpr std::string_view kWhat = "what host and device tell each other";
-  const size_t records_in_all = kSlots * (sizes.ranks + 1), constants_in_all = 4 * sizes.sets,
+  ControlBlock& block = into.emplace();
+  block.ranks_ = sizes.ranks;
+  block.compared_ = sizes.compared;
+  const size_t record_bytes = kSlots * (sizes.ranks + 1) * block.RecordBytes(),
+               constants_in_all = 4 * sizes.sets,
                norm_bytes = sizes.norm_records * sizes.norm_record;
   Cutter cutter;
   const size_t squares = cutter.Take<double>(sizes.units),
                sums = cutter.Take<double>(kSlots * Evaluation::kSums),
-               loss_scale = cutter.Take<float>(1),
-               records = cutter.Take<ExchangeRecord>(records_in_all),
+               loss_scale = cutter.Take<float>(1), records = cutter.Take<std::byte>(record_bytes),
                constants = cutter.Take<optim::UpdateConstants>(constants_in_all),
                norm_sums = cutter.Take<optim::NormSums>(sizes.norm_sums),
                norm_record = cutter.Take<std::byte>(sizes.norm_record),
                norm_records = cutter.Take<std::byte>(norm_bytes),
                table = cutter.Take<optim::UpdateRun>(runs.size());
-  ControlBlock& block = into.emplace();
   EBB_ASSIGN_OR_RETURN(block.memory_, device.AllocateShared(cutter.bytes(), kWhat));
   std::byte* const memory = block.memory_.data();
   block.squares_ = Construct<double>(memory + squares, sizes.units);
   block.sums_ = Construct<double>(memory + sums, kSlots * Evaluation::kSums);
   block.loss_scale_ = Construct<float>(memory + loss_scale, 1).data();
-  block.records_ = Construct<ExchangeRecord>(memory + records, records_in_all);
+  block.records_ = {memory + records, record_bytes};
+  std::fill_n(block.records_.data(), record_bytes, std::byte());
+  for (int parity = 0; parity < kSlots; ++parity) {
+    std::fill_n(block.records(parity).data(), sizes.ranks, ExchangeRecord());
+    block.own_record(parity) = {};
+  }
   block.device_constants_ = block.constants_ =
       Construct<optim::UpdateConstants>(memory + constants, constants_in_all);
   block.norm_sums_ = Construct<optim::NormSums>(memory + norm_sums, sizes.norm_sums);
@@ -93,9 +100,8 @@ std::span<std::byte> ControlBlock::At(int64_t cell, int parity) const {
   if (cell == cells.early()) return bytes(constants(parity, /*early=*/true));
   if (cell == cells.device_constants()) return bytes(Of(parity, false, device_constants_));
   if (cell == cells.device_early()) return bytes(Of(parity, true, device_constants_));
-  if (cell == cells.record() || cell == cells.walk_record())
-    return bytes(std::span(&own_record(parity), 1));
-  if (cell == cells.records() || cell == cells.walk_records()) return bytes(records(parity));
+  if (cell == cells.record() || cell == cells.walk_record()) return OwnRecord(parity);
+  if (cell == cells.records() || cell == cells.walk_records()) return Records(parity);
   if (cell == cells.norm_sums()) return bytes(norm_sums_);
   if (cell == cells.norm_record()) return norm_record_;
   if (cell == cells.norm_records()) return norm_records_;

@@ -27,8 +27,10 @@ class ControlBlock {
   static constexpr int kEvaluation = 2, kSlots = 3;  // of sums and records
 
   struct Sizes {
-    size_t units = 0, ranks = 0;
-    size_t sets = 0;  // of constants that a step's updates need
+    size_t units = 0;
+    size_t ranks = 0;     // that exchange records
+    size_t compared = 0;  // squares in each record
+    size_t sets = 0;      // of constants that a step's updates need
     // Where an optimizer takes norms: sums of this rank, bytes of a rank's record of them, and how
     // many ranks there are.
     size_t norm_sums = 0, norm_record = 0, norm_records = 0;
@@ -48,9 +50,18 @@ class ControlBlock {
     return sums_.subspan(static_cast<size_t>(parity) * Evaluation::kSums, Evaluation::kSums);
   }
   float& loss_scale() const { return *loss_scale_; }
-  ExchangeRecord& own_record(int parity) const { return RecordsOf(parity).back(); }
+  ExchangeRecord& own_record(int parity) const {
+    return *reinterpret_cast<ExchangeRecord*>(OwnRecord(parity).data());
+  }
   std::span<ExchangeRecord> records(int parity) const {
-    return RecordsOf(parity).first(records_.size() / kSlots - 1);
+    return {reinterpret_cast<ExchangeRecord*>(Records(parity).data()), ranks_};
+  }
+  // The squares of VerdictRanks::compared: this rank's; all ranks', by rank.
+  std::span<double> own_compared(int parity) const {
+    return {reinterpret_cast<double*>(&own_record(parity) + 1), compared_};
+  }
+  std::span<double> compared(int parity) const {
+    return {reinterpret_cast<double*>(records(parity).data() + ranks_), ranks_ * compared_};
   }
   // `early`: the constants of updates that come before their step's verdict.
   std::span<optim::UpdateConstants> constants(int parity, bool early) const {
@@ -81,14 +92,20 @@ class ControlBlock {
     const size_t count = constants.size() / 4;
     return constants.subspan((2 * static_cast<size_t>(parity) + (early ? 1 : 0)) * count, count);
   }
-  std::span<ExchangeRecord> RecordsOf(int parity) const {
-    const size_t count = records_.size() / kSlots;
-    return records_.subspan(static_cast<size_t>(parity) * count, count);
+  // One exchange: all ranks' records, then all their squares; this rank's behind both.
+  size_t RecordBytes() const { return sizeof(ExchangeRecord) + compared_ * sizeof(double); }
+  std::span<std::byte> Records(int parity) const {
+    const size_t bytes = ranks_ * RecordBytes();
+    return records_.subspan(static_cast<size_t>(parity) * (bytes + RecordBytes()), bytes);
+  }
+  std::span<std::byte> OwnRecord(int parity) const {
+    return {Records(parity).data() + ranks_ * RecordBytes(), RecordBytes()};
   }
 
   Buffer memory_, device_memory_;
-  std::span<double> squares_, sums_;   // sums: by parity
-  std::span<ExchangeRecord> records_;  // by parity: by rank, then this rank's own
+  std::span<double> squares_, sums_;  // sums: by parity
+  std::span<std::byte> records_;      // by parity: Records
+  size_t ranks_ = 0, compared_ = 0;
   std::span<optim::UpdateConstants> constants_, device_constants_;
   std::span<optim::UpdateRun> runs_, device_runs_;
   std::span<optim::NormSums> norm_sums_;

@@ -82,6 +82,28 @@ bool IsEarlier(int unit, int other, std::span<const int> backwards) {
   return backwards[static_cast<size_t>(unit)] < backwards[static_cast<size_t>(other)];
 }
 
+std::optional<ReplicaDifference> DifferenceOfReplicas(std::span<const double> squares,
+                                                      const VerdictRanks& ranks,
+                                                      std::span<const int> backwards) {
+  std::optional<ReplicaDifference> found;
+  const size_t units = ranks.compared.size();
+  for (int n = 0; n < std::ssize(ranks.ranks); ++n) {
+    const int first = ranks.ranks[ranks.mesh.with(n, Axis::kTensor, 0)], other = ranks.ranks[n];
+    for (size_t k = 0; k < units; ++k) {
+      const double of_first = squares[first * units + k], of_other = squares[other * units + k];
+      const int unit = ranks.compared[k];
+      if (of_first == of_other || (found && !IsEarlier(unit, found->unit, backwards))) continue;
+      found = {.unit = unit,
+               .first = first,
+               .other = other,
+               .other_tensor = ranks.mesh.coordinate(n, Axis::kTensor),
+               .first_squares = of_first,
+               .other_squares = of_other};
+    }
+  }
+  return found;
+}
+
 Verdict Conclude(std::span<const ExchangeRecord> records,
                  absl::FunctionRef<std::string(int rank)> error_name,
                  std::span<const int> backwards) {

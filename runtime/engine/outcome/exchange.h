@@ -4,21 +4,24 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "ebb/runtime/engine/outcome/scope_trail.h"
 #include "ebb/runtime/engine/step.h"
+#include "ebb/sharding/mesh.h"
 #include "ebb/sharding/plan.h"
 
 namespace ebb {
 
 struct ExchangeRecord {
-  double squares = 0;  // of this rank's slices, scaled as the gradients are
-  double loss = 0;     // sum of the losses that were added
+  double squares = 0;  // of this rank's slices that count here, scaled as the gradients are
+  double loss = 0;     // sum of the losses that were added, if they count here
   uint64_t scopes_hash = 0;
   uint64_t rates_hash = 0;  // of the step's given StepRates and gradient scale
   // A unit with a non-finite gradient here. If several have one, it is the first that finished its
@@ -63,6 +66,34 @@ struct Verdict {
 Verdict Conclude(std::span<const ExchangeRecord> records,
                  absl::FunctionRef<std::string(int rank)> error_name,
                  std::span<const int> backwards = {});
+// The ranks of a verdict in their mesh: which of them count a value, and which have replicas of a
+// unit. With tensor ranks the verdict is of more ranks than the engine's world:
+//
+//   verdict          0   1   2   3      EngineOptions::verdict, or the world of a mesh
+//   engine's world   0       1          data ranks: this rank's part of the model
+//                        0       1      the other part
+struct VerdictRanks {
+  Mesh mesh = {};
+  std::vector<int> ranks = {};     // by number in the mesh: the verdict's rank
+  int own = 0;                     // this rank's number in the mesh
+  std::vector<int> compared = {};  // units with replicas over tensor (Decisions::compared)
+
+  // Whether this rank adds what all ranks along these axes have.
+  bool Counts(Axes whole) const { return ebb::Counts(whole, mesh, own); }
+};
+// Two ranks of the verdict with the same slice of a unit that is whole over tensor, and the squares
+// of its gradient there, which differ.
+struct ReplicaDifference {
+  int unit = 0;
+  int first = 0, other = 0;  // ranks of the verdict
+  int other_tensor = 0;      // of the second; the first is tensor rank 0
+  double first_squares = 0, other_squares = 0;
+};
+// The unit that finished its backward first, of those that differ. `squares`: of ranks.compared, by
+// rank of the verdict.
+std::optional<ReplicaDifference> DifferenceOfReplicas(std::span<const double> squares,
+                                                      const VerdictRanks& ranks,
+                                                      std::span<const int> backwards);
 // Whether the unit finished its backward before the other.
 bool IsEarlier(int unit, int other, std::span<const int> backwards);
 // The sums of an evaluation without an error on any rank.

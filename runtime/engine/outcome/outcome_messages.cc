@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "ebb/runtime/base/name_view.h"
 #include "ebb/runtime/comm/call_kind.h"
 #include "ebb/runtime/comm/rank_errors.h"
@@ -78,6 +79,17 @@ absl::Status OutcomeMessages::Overflowed(const Verdict& ranks) const {
                    "with it; lower the learning rate, or turn the checks on to skip such steps"));
 }
 
+absl::Status OutcomeMessages::ReplicasDiffer(const ReplicaDifference& replicas) const {
+  return absl::FailedPreconditionError(absl::StrCat(
+      "the gradient of '", model_.units[replicas.unit].name,
+      "' differs between tensor ranks 0 and ", replicas.other_tensor,
+      ": the sum of its squares is ", absl::StrFormat("%.17g", replicas.first_squares), " on ",
+      RankName(replicas.first), " and ", absl::StrFormat("%.17g", replicas.other_squares), " on ",
+      RankName(replicas.other),
+      "; its parameters are whole over tensor (OverTensor::kWhole), so every tensor rank must "
+      "compute the same gradient, bit for bit; over NCCL set ebb.deterministic_reduce"));
+}
+
 absl::Status OutcomeMessages::OtherRates(const Verdict& ranks) const {
   return absl::FailedPreconditionError(absl::StrCat(
       "ranks gave a step different learning rates or weight decays of groups, or different "
@@ -110,10 +122,10 @@ absl::Status OutcomeMessages::DifferenceOfLogs(std::span<const std::vector<int64
   for (size_t r = 1; r < logs.size(); ++r) {
     const std::vector<int64_t>& other = logs[r];
     if (first == other) continue;
-    if (absl::Status begun = BegunDifferently(first, other, r); !begun.ok()) return begun;
+    if (absl::Status begun = BegunDifferently(part_, first, other, r); !begun.ok()) return begun;
     size_t index = kBegunEntries;
     while (index < first.size() && index < other.size() && first[index] == other[index]) ++index;
-    return OpenedDifferently(static_cast<int>(index - kBegunEntries), code(first, index),
+    return OpenedDifferently(part_, static_cast<int>(index - kBegunEntries), code(first, index),
                              code(other, index), r);
   }
   return absl::OkStatus();
@@ -123,19 +135,20 @@ absl::Status OutcomeMessages::DifferenceOfTrails(std::span<const ExchangeRecord>
   const ScopeTrail first = records.front().Trail();
   for (size_t r = 1; r < records.size(); ++r) {
     const ScopeTrail other = records[r].Trail();
-    if (absl::Status begun = BegunDifferently(first.begun, other.begun, r); !begun.ok())
+    if (absl::Status begun = BegunDifferently(me_, first.begun, other.begun, r); !begun.ok())
       return begun;
     if (const std::optional<ScopeDifference> difference = FirstDifference(first, other))
-      return OpenedDifferently(difference->number, difference->first, difference->other, r);
+      return OpenedDifferently(me_, difference->number, difference->first, difference->other, r);
   }
   return absl::OkStatus();
 }
 
 // Reads logs, or the part of them that trails have.
-absl::Status OutcomeMessages::BegunDifferently(std::span<const int64_t> first,
+absl::Status OutcomeMessages::BegunDifferently(const WorldRank& ranks,
+                                               std::span<const int64_t> first,
                                                std::span<const int64_t> other,
                                                size_t other_rank) const {
-  const std::string zero = RankName(0), rank = RankName(static_cast<int>(other_rank)),
+  const std::string zero = ranks.RankName(0), rank = ranks.RankName(static_cast<int>(other_rank)),
                     with_engine = absl::StrCat(" with the engine '", engine_, "': ");
   size_t index = 0;
   while (index < kBegunEntries && index < first.size() && index < other.size() &&
@@ -181,13 +194,13 @@ absl::Status OutcomeMessages::BegunDifferently(std::span<const int64_t> first,
                                                     value(other[index]), " on ", rank));
 }
 
-absl::Status OutcomeMessages::OpenedDifferently(int number, int first, int other,
-                                                size_t other_rank) const {
+absl::Status OutcomeMessages::OpenedDifferently(const WorldRank& ranks, int number, int first,
+                                                int other, size_t other_rank) const {
   const auto name = [this](int code) {
     return code == ScopeTrail::kNothing ? std::string("nothing more") : ScopeName(code);
   };
-  return OpenedDifferentScopes(number + 1, RankName(0), name(first),
-                               RankName(static_cast<int>(other_rank)), name(other));
+  return OpenedDifferentScopes(number + 1, ranks.RankName(0), name(first),
+                               ranks.RankName(static_cast<int>(other_rank)), name(other));
 }
 
 }  // namespace ebb

@@ -18,21 +18,22 @@ namespace ebb {
 
 class OutcomeMessages {
  public:
-  // `model`: borrowed.
-  OutcomeMessages(std::string engine, WorldRank me, const ModelSpec& model)
-      : engine_(std::move(engine)), me_(std::move(me)), model_(model) {}
+  // `me`: in the ranks of a verdict, `part`: in the engine's world. `model`: borrowed.
+  OutcomeMessages(std::string engine, WorldRank me, WorldRank part, const ModelSpec& model)
+      : engine_(std::move(engine)), me_(std::move(me)), part_(std::move(part)), model_(model) {}
 
   std::string ScopeName(sharding::ScopeKind kind, int unit) const;
   std::string ScopeName(int64_t code) const;  // as a log names it
   std::string Skipped(const Verdict& ranks, const StepReport& report, float next_loss_scale) const;
   absl::Status OtherRates(const Verdict& ranks) const;
   absl::Status Overflowed(const Verdict& ranks) const;  // if overflows are not checked
+  absl::Status ReplicasDiffer(const ReplicaDifference& replicas) const;
   // The failure, and this rank's call at that time. `operation`: that saw the failure; empty:
   // unknown.
   absl::Status Located(const absl::Status& broken, std::string_view operation,
                        std::span<const int64_t> log, int64_t step) const;
-  // The first difference between ranks, from the logs of all, or from the trails in their records;
-  // OK: there is none.
+  // The first difference between ranks, from the logs of all of the engine's world, or from the
+  // trails in the records of a verdict; OK: there is none.
   absl::Status DifferenceOfLogs(std::span<const std::vector<int64_t>> logs) const;
   absl::Status DifferenceOfTrails(std::span<const ExchangeRecord> records) const;
 
@@ -42,12 +43,14 @@ class OutcomeMessages {
 
  private:
   std::string NonFinite(const Verdict& ranks) const;
-  absl::Status BegunDifferently(std::span<const int64_t> first, std::span<const int64_t> other,
-                                size_t other_rank) const;
-  absl::Status OpenedDifferently(int number, int first, int other, size_t other_rank) const;
+  // `ranks`: rank 0 is the first.
+  absl::Status BegunDifferently(const WorldRank& ranks, std::span<const int64_t> first,
+                                std::span<const int64_t> other, size_t other_rank) const;
+  absl::Status OpenedDifferently(const WorldRank& ranks, int number, int first, int other,
+                                 size_t other_rank) const;
 
   const std::string engine_;
-  const WorldRank me_;
+  const WorldRank me_, part_;
   const ModelSpec& model_;
 };
 

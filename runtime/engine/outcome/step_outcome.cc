@@ -15,7 +15,7 @@ namespace ebb {
 
 StepOutcome::StepOutcome(const Config& config, StepErrors& errors, StepPeers& peers,
                          ControlBlock& control, StepConstants& constants, OutcomeMessages& messages,
-                         const std::vector<int>& backwards, bool adds_squares)
+                         const std::vector<int>& backwards, const VerdictRanks& ranks)
     : config_(config),
       errors_(errors),
       peers_(peers),
@@ -23,7 +23,7 @@ StepOutcome::StepOutcome(const Config& config, StepErrors& errors, StepPeers& pe
       constants_(constants),
       messages_(messages),
       backwards_(backwards),
-      adds_squares_(adds_squares),
+      ranks_(ranks),
       training_(config) {
   control_.loss_scale() = training_.loss_scale();
 }
@@ -182,9 +182,10 @@ absl::Status StepOutcome::ErrorOf(const Known& known) {
   if (status.ok()) status = known.ranks.error;
   if (status.ok() && known.ranks.scopes_differ) {
     // The ranks come here at different times where the step was left open.
-    status = !known.is_step || known.waits
-                 ? difference(absl::OkStatus())
-                 : messages_.DifferenceOfTrails(control_.records(known.parity));
+    status = !known.is_step || known.waits ? difference(absl::OkStatus()) : absl::OkStatus();
+    // Logs are of the engine's own world, and records of the verdict's.
+    if (status.ok() && known.is_step)
+      status = messages_.DifferenceOfTrails(control_.records(known.parity));
     if (status.ok()) status = absl::FailedPreconditionError("ranks opened different scopes");
   }
   if (status.ok() && known.ranks.other_rates >= 0) status = messages_.OtherRates(known.ranks);
@@ -287,19 +288,27 @@ void StepOutcome::Seal(int parity) {
   Slot& slot = slots_[parity];
   ExchangeRecord& record = control_.own_record(parity);
   const std::span<const double> values = control_.sums(parity);
-  record.loss = values.front();
+  // Tensor ranks compute the same losses.
+  const bool counts = ranks_.Counts(Axis::kTensor);
+  if (counts) record.loss = values.front();
   if (slot.evaluation && record.failed == 0) {
-    Evaluation::Sums sums = record.Sums();
-    for (size_t i = 0; i < sums.size(); ++i) sums[i].sum = values[i];
+    Evaluation::Sums sums = counts ? record.Sums() : Evaluation::Sums();
+    for (size_t i = 0; i < sums.size() && counts; ++i) sums[i].sum = values[i];
     record.SetSums(sums);
   }
   const std::span<const double> squares = control_.squares();  // frozen units have none
+  const bool counts_slices = ranks_.Counts(Axis::kReplica);
+  size_t compared = 0;
   for (size_t u = 0; u < squares.size() && !slot.evaluation; ++u) {
     const auto unit = static_cast<int32_t>(u);
     if (!std::isfinite(squares[u]) &&
         (record.non_finite_unit < 0 || IsEarlier(unit, record.non_finite_unit, backwards_)))
       record.non_finite_unit = unit;
-    if (adds_squares_) record.squares += squares[u];
+    const bool is_compared = compared < ranks_.compared.size() && ranks_.compared[compared] == unit;
+    if (is_compared) control_.own_compared(parity)[compared++] = squares[u];
+    // A step is skipped for what is not finite, also in a replica.
+    if ((counts_slices && (counts || !is_compared)) || !std::isfinite(squares[u]))
+      record.squares += squares[u];
   }
   const absl::Status broken = peers_.Broken();
   record.broken = !broken.ok();
@@ -326,6 +335,11 @@ void StepOutcome::Conclude(int parity, const absl::Status& exchanged) {
     slot.ranks = ebb::Conclude(
         records, [this](int rank) { return messages_.RankName(rank); }, backwards_);
     if (slot.evaluation && slot.ranks.error.ok()) slot.sums = SumsOf(records);
+    if (!slot.evaluation && slot.ranks.error.ok() && slot.ranks.non_finite_rank < 0) {
+      if (const auto difference =
+              DifferenceOfReplicas(control_.compared(parity), ranks_, backwards_))
+        slot.ranks.error = messages_.ReplicasDiffer(*difference);
+    }
   } else {
     slot.ranks = {};
     slot.ranks.error = exchanged;

@@ -41,11 +41,10 @@ class StepOutcome {
  public:
   enum class State : uint8_t { kFree, kBegun, kSealed, kJudged };
 
-  // `backwards`: as ebb::Conclude. `adds_squares`: false on a rank that has the same shards as
-  // another, which count once.
+  // `backwards`: as ebb::Conclude. `ranks`: complete before the first step.
   StepOutcome(const Config& config, StepErrors& errors, StepPeers& peers, ControlBlock& control,
               StepConstants& constants, OutcomeMessages& messages,
-              const std::vector<int>& backwards, bool adds_squares);
+              const std::vector<int>& backwards, const VerdictRanks& ranks);
   // Logs the last step's error if no call has returned it.
   ~StepOutcome();
 
@@ -164,7 +163,7 @@ class StepOutcome {
   StepConstants& constants_;
   OutcomeMessages& messages_;
   const std::vector<int>& backwards_;
-  const bool adds_squares_;
+  const VerdictRanks& ranks_;
   TrainingProgress training_;
   Slot slots_[ControlBlock::kSlots];  // by parity
   std::optional<int> open_;           // the parity of the open step or evaluation

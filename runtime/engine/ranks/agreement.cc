@@ -305,4 +305,86 @@ absl::Status AgreeOnInitialValues(const HostLane& lane, const ModelSpec& model, 
   return AgreeOnCreated(lane, "initial value", facts);
 }
 
+namespace {
+
+// Where rank `rank` of `part` is in `whole`; -1: nowhere.
+int RankIn(const World& whole, const World& part, int rank) {
+  const auto number = [](const World& world, int r) {
+    const std::vector<int>& numbers = world.backend()->me().world_ranks;
+    return numbers.empty() ? r : numbers[r];
+  };
+  for (int r = 0; r < whole.size(); ++r)
+    if (number(whole, r) == number(part, rank)) return r;
+  return -1;
+}
+
+absl::Status CheckIsPart(const World& whole, const World& part) {
+  for (int r = 0; r < part.size(); ++r) {
+    if (RankIn(whole, part, r) >= 0) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("EngineOptions::verdict lacks ", part.RankName(r),
+                     " of the engine's world; give it the ranks of all parts of the model"));
+  }
+  return absl::OkStatus();
+}
+
+// Parts of a model have these alike: all of parameters that are whole over tensor, and of the others
+// all but the shape.
+std::vector<Fact> FactsOfParts(const ModelSpec& model) {
+  std::vector<Fact> facts;
+  for (const ParameterSpec& parameter : model.parameters) {
+    ParameterSpec compared = parameter;
+    if (parameter.over_tensor != OverTensor::kWhole) compared.shape.clear();
+    facts.push_back({absl::StrCat("parameter ", facts.size(), " ('", parameter.name, "')"),
+                     sharding::Fingerprint(compared)});
+  }
+  for (const UnitSpec& unit : model.units) {
+    sharding::Hasher hasher;
+    for (const ParameterId id : unit.parameters) hasher.Add(static_cast<int64_t>(id));
+    facts.push_back({absl::StrCat("unit '", unit.name, "'"), hasher.hash()});
+  }
+  return facts;
+}
+
+}  // namespace
+
+absl::StatusOr<VerdictRanks> AgreeOnVerdict(const HostLane& lane, const EngineInputs& inputs,
+                                            const absl::Status& made) {
+  const World &whole = lane.world, &part = inputs.data_world;
+  EBB_RETURN_IF_ERROR(AgreeOnStatus(lane, made.ok() ? CheckIsPart(whole, part) : made));
+  // By rank of the verdict: the first rank of its part, and its number in the part.
+  const int64_t own[] = {RankIn(whole, part, 0), part.rank(), part.size()};
+  EBB_ASSIGN_OR_RETURN(const std::vector<std::vector<int64_t>> all, AllLists(lane, own));
+  std::vector<int64_t> parts;
+  for (const std::vector<int64_t>& each : all) {
+    if (each[1] == 0) parts.push_back(each[0]);
+    if (each[2] == all.front()[2]) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("the parts of EngineOptions::verdict have different numbers of ranks, ",
+                     all.front()[2], " and ", each[2], "; give every part the same number"));
+  }
+  Config config = inputs.config;
+  config.ebb.trace.clear();  // a part may have a file of its own
+  EBB_RETURN_IF_ERROR(AgreeOnCreated(lane, "configuration", FactsOf(config)));
+  EBB_RETURN_IF_ERROR(AgreeOnCreated(lane, "model", FactsOfParts(inputs.model)));
+  ModelSpec replicated;
+  for (const ParameterSpec& parameter : inputs.model.parameters)
+    if (parameter.over_tensor == OverTensor::kWhole) replicated.parameters.push_back(parameter);
+  EBB_RETURN_IF_ERROR(
+      AgreeOnInitialValues(lane, replicated, inputs.options.initial_values_of_rank_0));
+
+  config.ebb.mesh.tensor = std::ssize(parts);
+  VerdictRanks ranks{.mesh = MeshOf(config, whole.size())};
+  ranks.ranks.resize(all.size());
+  for (int r = 0; r < whole.size(); ++r) {
+    const std::vector<int64_t>& of = all[r];
+    const auto tensor = std::lower_bound(parts.begin(), parts.end(), of[0]) - parts.begin();
+    const int data = ranks.mesh.with(0, kDataAxes, static_cast<int>(of[1])),
+              number = ranks.mesh.with(data, Axis::kTensor, static_cast<int>(tensor));
+    ranks.ranks[number] = r;
+    if (r == whole.rank()) ranks.own = number;
+  }
+  return ranks;
+}
+
 }  // namespace ebb

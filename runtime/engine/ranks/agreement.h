@@ -46,6 +46,12 @@ absl::Status AgreeOnStatus(const HostLane& lane, const absl::Status& own, int64_
 // names the first difference.
 absl::Status AgreeOnPlans(const HostLane& lane, const EngineInputs& inputs, uint64_t plans);
 
+// Among the ranks of EngineInputs::verdict, which are the parts of one model over tensor. An error in
+// `made`, this rank's result of Create so far, is every rank's. Refuses parts that differ in more
+// than the shapes of their own parameters.
+absl::StatusOr<VerdictRanks> AgreeOnVerdict(const HostLane& lane, const EngineInputs& inputs,
+                                            const absl::Status& made);
+
 // Refuses ranks that ask for different orders of the same units, and names the first difference.
 absl::Status AgreeOnOrder(const HostLane& lane, const ModelSpec& model, uint64_t plans);
 

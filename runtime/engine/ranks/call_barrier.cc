@@ -18,7 +18,10 @@ absl::Status CallBarrier::WaitOnStepCommunicators() {
   for (int lane = 1; lane < sharding::kLanes; ++lane) {
     std::optional<Communicator>& communicator =
         *core_.communicators.at(static_cast<sharding::Lane>(lane));
-    if (!communicator.has_value()) continue;
+    // Parts of a model that is divided over tensor make such calls by themselves.
+    const bool of_verdict =
+        core_.inputs.verdict.has_value() && lane == static_cast<int>(sharding::Lane::kExchange);
+    if (!communicator.has_value() || of_verdict) continue;
     Stream& stream = lane == static_cast<int>(sharding::Lane::kGather) ? core_.streams.gather()
                                                                        : core_.streams.reduce();
     peers_.NoteCollective(*communicator, communicator->Barrier(stream), core_.errors);
@@ -50,10 +53,10 @@ absl::Status CallBarrier::Enter(CallKind call, int64_t subject, const absl::Stat
   if (broken.ok()) {
     ExchangeRecord record{.scopes_hash = log_.hash};
     if (!own.ok()) record.SetError(own);
-    const std::span<ExchangeRecord> records = control_.records(0);
+    std::vector<ExchangeRecord> records(static_cast<size_t>(core_.inputs.size()));
     broken = GatherRecords(core_.communicators.Control(core_.streams.reduce()), record, records);
     if (broken.ok()) {
-      ranks = Conclude(records, [this](int rank) { return messages_.RankName(rank); });
+      ranks = Conclude(records, [this](int rank) { return core_.inputs.world.RankName(rank); });
     } else {
       broken = outcome_.Located(broken, log_.entries);
       core_.errors.Fail(

@@ -15,8 +15,6 @@
 #include "absl/status/statusor.h"
 #include "ebb/runtime/comm/call_kind.h"
 #include "ebb/runtime/engine/core.h"
-#include "ebb/runtime/engine/outcome/control_block.h"
-#include "ebb/runtime/engine/outcome/outcome_messages.h"
 #include "ebb/runtime/engine/outcome/scope_trail.h"
 #include "ebb/runtime/engine/outcome/step_outcome.h"
 #include "ebb/runtime/engine/ranks/step_communicators.h"
@@ -25,9 +23,8 @@ namespace ebb {
 
 class CallBarrier {
  public:
-  CallBarrier(const Core& core, ControlBlock& control, StepCommunicators& peers,
-              StepOutcome& outcome, const OutcomeMessages& messages)
-      : core_(core), control_(control), peers_(peers), outcome_(outcome), messages_(messages) {}
+  CallBarrier(const Core& core, StepCommunicators& peers, StepOutcome& outcome)
+      : core_(core), peers_(peers), outcome_(outcome) {}
 
   // `subject`: a value beside the call that must be the same on all ranks. `own`: this rank's
   // error. It becomes every rank's error, and then nothing has happened.
@@ -44,10 +41,8 @@ class CallBarrier {
   absl::Status WaitOnStepCommunicators();
 
   const Core& core_;
-  ControlBlock& control_;
   StepCommunicators& peers_;
   StepOutcome& outcome_;
-  const OutcomeMessages& messages_;
   CallLog log_;
 };
 

@@ -54,7 +54,8 @@ absl::Status CollectivePools::Register(const Storage& storage) {
   show(Lane::kSecondary, {StateClass::kGather, StateClass::kSecondary});
   show(Lane::kReduce, {StateClass::kGradient, StateClass::kStaging});
   show(Lane::kReplicas, {StateClass::kGradient, StateClass::kStaging});
-  show(Lane::kExchange, {StateClass::kStaging});
+  // Not the verdict's, because all of its ranks would have to come here, and records are small.
+  if (!inputs_.verdict.has_value()) show(Lane::kExchange, {StateClass::kStaging});
   const absl::Status any = AgreeOnStatus(communicators_.Control(streams_.reduce()), first);
   if (any.ok()) return absl::OkStatus();
   EBB_RETURN_IF_ERROR(communicators_.control().status());

@@ -26,13 +26,23 @@ absl::Status EngineCommunicators::MakeForHost(std::string_view name, MemoryLedge
   communicator.emplace(std::move(made));
   constexpr int64_t kMirrorBytes = int64_t{1} << 20, kOfRankMin = 512;
   const absl::Status mirrored = mirror.Allocate(
-      inputs_.device, std::max(kMirrorBytes, (inputs_.size() + 1) * kOfRankMin), ledger);
+      inputs_.device, std::max(kMirrorBytes, (inputs_.of_verdict().size() + 1) * kOfRankMin),
+      ledger);
   if (!mirrored.ok()) communicator->Abort(mirrored);  // the others are about to wait in it
   return mirrored;
 }
 
 absl::Status EngineCommunicators::MakeControl(MemoryLedger& ledger) {
   return MakeForHost("control", ledger, control_, mirror_);
+}
+
+absl::Status EngineCommunicators::MakeVerdict() {
+  if (!inputs_.verdict.has_value()) return absl::OkStatus();
+  CommunicatorOptions options = OptionsOf("exchange");
+  options.reduction_group = 0;  // nothing is summed
+  EBB_ASSIGN_OR_RETURN(Communicator made, inputs_.verdict->NewCommunicator(options));
+  at(Lane::kExchange)->emplace(std::move(made));
+  return absl::OkStatus();
 }
 
 absl::Status EngineCommunicators::MakeAsyncReads(MemoryLedger& ledger) {
@@ -70,7 +80,7 @@ absl::Status EngineCommunicators::MakeReduce(int shards) {
   if (shards == inputs_.size()) return Make("reduce", Lane::kReduce);
   EBB_RETURN_IF_ERROR(Split("reduce", inputs_.rank() / shards, Lane::kReduce));
   EBB_RETURN_IF_ERROR(Split("replicas", inputs_.rank() % shards, Lane::kReplicas));
-  return Make("exchange", Lane::kExchange);
+  return inputs_.verdict.has_value() ? absl::OkStatus() : Make("exchange", Lane::kExchange);
 }
 
 absl::Status EngineCommunicators::BarrierAfterFreedMemory() const {

@@ -22,11 +22,14 @@ class EngineCommunicators {
 
   // Collective, each of them, and in this order.
   absl::Status MakeControl(MemoryLedger& ledger);
+  // For the exchange of records, if the verdict is of more ranks than the world.
+  absl::Status MakeVerdict();
   // `shards`: ranks that each unit is cut over.
   absl::Status MakeGather(int shards);
   // The communicator of the ranks that hold a secondary copy.
   absl::Status MakeSecondary(int secondary_shards);
-  // With replicas: of the shard group, of the ranks with the same slice, and of the world.
+  // With replicas: of the shard group, of the ranks with the same slice, and of the world, unless
+  // the verdict has one.
   absl::Status MakeReduce(int shards);
 
   // For reading state beside steps. A second call does nothing.
@@ -38,6 +41,8 @@ class EngineCommunicators {
   Communicator& control() { return *control_; }
   // The control communicator for data in host memory; `stream`: the reduce stream.
   HostLane Control(Stream& stream) { return {*control_, stream, mirror_, inputs_.world}; }
+  // Likewise of the verdict, before the first step; after MakeVerdict.
+  HostLane Verdict(Stream& stream) { return {**of_world(), stream, mirror_, *inputs_.verdict}; }
 
   Communicator& gather() { return **at(sharding::Lane::kGather); }
   Communicator& reduce() { return **at(sharding::Lane::kReduce); }
@@ -45,7 +50,7 @@ class EngineCommunicators {
   std::optional<Communicator>* at(sharding::Lane lane) {
     return &lanes_[static_cast<size_t>(lane)];
   }
-  // Over all ranks, on the reduce stream. If shards are not repeated, it is the communicator of
+  // Over all ranks of a verdict, on the reduce stream. If shards are not repeated, it is the communicator of
   // reductions.
   std::optional<Communicator>* of_world() {
     std::optional<Communicator>* const own = at(sharding::Lane::kExchange);

@@ -164,7 +164,8 @@ absl::Status StateCalls::SetTrainingState(const TrainingState& state) {
 
 absl::Status StateCalls::CheckCopyInto(const StateCalls& destination) const {
   const std::string& name = core_.inputs.options.name;
-  if (!(core_.inputs.given_world == destination.core_.inputs.given_world)) {
+  if (!(core_.inputs.given_world == destination.core_.inputs.given_world) ||
+      core_.inputs.size() != destination.core_.inputs.size()) {
     return absl::FailedPreconditionError(absl::StrCat(
         "CopyParametersFrom('", name, "') into '", destination.core_.inputs.options.name,
         "': the engines are of different worlds; create both with the same World"));
