@@ -31,9 +31,9 @@ std::string NeedOnNvme(const sharding::Plan& plan, const Config& config, int ran
   std::vector<std::string> classes;
   int64_t of_parameters = 0, of_states = 0;
   for (int state = 0; state < kStateClasses; ++state) {
-    const int64_t bytes = plan.pools.file_bytes[state];
-    if (bytes == 0) continue;
     const StateClass named = static_cast<StateClass>(state);
+    const int64_t bytes = plan.table.bytes.Of(Tier::kNvme, named);
+    if (bytes == 0) continue;
     (named == StateClass::kParameter ? of_parameters : of_states) += bytes;
     classes.push_back(absl::StrCat(std::string(Name(named)), " ", SizeText(bytes)));
   }
@@ -73,9 +73,10 @@ void SwapStorage::ListArrays() {
 
 void SwapStorage::Charge() {
   for (int state = 0; state < kStateClasses; ++state) {
+    const StateClass of = static_cast<StateClass>(state);
     charges_[state] = {};  // first, because the peak would count both
-    charges_[state] = MemoryLedger::Charge(*ledger_, static_cast<StateClass>(state), Tier::kNvme,
-                                           sharding::BufferBytes(plan_->pools.file_bytes[state]));
+    charges_[state] = MemoryLedger::Charge(
+        *ledger_, of, Tier::kNvme, sharding::BufferBytes(plan_->table.bytes.Of(Tier::kNvme, of)));
   }
 }
 
@@ -108,18 +109,18 @@ absl::Status SwapStorage::Create(const Config& config, std::span<std::byte> stag
   ShardFile::Options parameters = common;
   parameters.name = "parameters";
   parameters.directories = config.zero.offload_param.nvme_paths;
-  parameters.bytes = plan_->pools.file_bytes[static_cast<int>(StateClass::kParameter)];
+  parameters.bytes = plan_->table.bytes.Of(Tier::kNvme, StateClass::kParameter);
   EBB_RETURN_IF_ERROR(CreateFile(parameters, parameter_file_));
   state_options_ = common;
   state_options_.name = "states";
   state_options_.directories = config.zero.offload_optimizer.nvme_paths;
-  state_options_.bytes = plan_->pools.state_file_bytes();
+  state_options_.bytes = plan_->table.bytes.state_file();
   return CreateFile(state_options_, state_file_);
 }
 
 // Another order can add boundaries, and nothing else.
 absl::Status SwapStorage::HasFilesFor(const sharding::Plan& plan) const {
-  if (state_file_ != nullptr || plan.pools.state_file_bytes() == 0) return absl::OkStatus();
+  if (state_file_ != nullptr || plan.table.bytes.state_file() == 0) return absl::OkStatus();
   return absl::InvalidArgumentError(
       "boundary activations (Visit::output_bytes) would be on NVMe, but the engine was created "
       "without a file for them: create it with visits that have output_bytes");
@@ -131,7 +132,7 @@ absl::Status SwapStorage::FollowPlan(std::span<std::byte> staging) {
     EBB_RETURN_IF_ERROR(parameter_file_->Reopen(std::nullopt, state_options_.memory));
   if (state_file_ != nullptr)
     EBB_RETURN_IF_ERROR(
-        state_file_->Reopen(plan_->pools.state_file_bytes(), state_options_.memory));
+        state_file_->Reopen(plan_->table.bytes.state_file(), state_options_.memory));
   if (second_file_ != nullptr)
     EBB_RETURN_IF_ERROR(second_file_->Reopen(std::nullopt, state_options_.memory));
   Charge();

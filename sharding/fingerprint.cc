@@ -79,53 +79,25 @@ class Fields {
     const auto& [tier, pool, offset, per_slice, of_secondary] = place;
     Add(tier, pool, offset, per_slice, of_secondary);
   }
-  void One(const ParameterPiece& piece) {
-    const auto& [begin, end, place] = piece;
+  void One(const SubGroup& group) {
+    const auto& [unit, begin, end, tier] = group;
+    Add(unit, begin, end, tier);
+  }
+  void One(const Extent& extent) {
+    const auto& [begin, end, place] = extent;
     Add(begin, end, place);
   }
-  void One(const UnitPlacement& unit) {
-    const auto& [trainable, frozen, first_sub_group, sub_groups, gradient] = unit;
-    Add(trainable, frozen, first_sub_group, sub_groups, gradient);
+  void One(const Array& row) {
+    const auto& [purpose, of, trainable, state, dtype, spread, elements, same_as, behind, shares,
+                 turns, turn_bytes, first_extent, extents, first_lifetime, lifetimes] = row;
+    Add(purpose, of, trainable, state, dtype, spread, elements, same_as, behind, shares, turns,
+        turn_bytes, first_extent, extents, first_lifetime, lifetimes);
   }
-  void One(const SubGroup& group) {
-    const auto& [unit, begin, end, tier, master, states, states_stride] = group;
-    Add(unit, begin, end, tier, master, states, states_stride);
-  }
-  void One(const StatePlacement& placement) {
-    const auto& [units, sub_groups] = placement;
-    Add(units, sub_groups);
-  }
-  void One(const SlotRing& ring) {
-    const auto& [count, bytes, first] = ring;
-    Add(count, bytes, first);
-  }
-  void One(const WorkSlots& slots) {
-    const auto& [ring, master, states, states_stride, gradient, parameter] = slots;
-    Add(ring, master, states, states_stride, gradient, parameter);
-  }
-  void One(const UnitAddresses& unit) {
-    const auto& [parameter_trainable, parameter_frozen, gradient_shard, gather_trainable,
-                 gather_frozen, secondary_trainable, secondary_frozen] = unit;
-    Add(parameter_trainable, parameter_frozen, gradient_shard, gather_trainable, gather_frozen,
-        secondary_trainable, secondary_frozen);
-  }
-  void One(const VisitAddresses& visit) {
-    const auto& [gradient, output, output_gradient, boundary_stride, leaves, place] = visit;
-    Add(gradient, output, output_gradient, boundary_stride, leaves, place);
-  }
-  void One(const Pools& pools) {
-    const auto& [units, visits, bytes, host_bytes, file_bytes, placement, parameter_slots,
-                 gradient_slots, boundary_slots, master_slots, host_work, device_work, landing,
-                 staging_cast, staging_rounded, staging_norm, staging_exchange, staging_norm_sums,
-                 staging_norm_records, host_norm_sums, staging_sums, staging_sums_bytes,
-                 staging_gradient, staging_master, host_norm, host_gradient, host_master,
-                 evaluation_stride, evaluation_micro_batches] = pools;
-    Add(units, visits, bytes, host_bytes, file_bytes, placement, parameter_slots, gradient_slots,
-        boundary_slots, master_slots, host_work, device_work, landing);
-    Add(staging_cast, staging_rounded, staging_norm, staging_exchange, staging_norm_sums,
-        staging_norm_records, host_norm_sums, staging_sums, staging_sums_bytes, staging_gradient,
-        staging_master, host_norm, host_gradient, host_master);
-    Add(evaluation_stride, evaluation_micro_batches);
+  // But for lifetimes, which have become places.
+  void One(const Table& table) {
+    Add(table.units, table.visits, table.states, table.slices, table.secondary_slices,
+        table.updates_whole, table.rows, table.extents, table.sub_groups, table.first_sub_groups);
+    for (const Tier tier : {Tier::kDevice, Tier::kCpu, Tier::kNvme}) One(table.bytes.On(tier));
   }
 
   // But for the text of timing_reason.
@@ -209,10 +181,10 @@ uint64_t Fingerprint(const Fragment& fragment) {
 
 // Operations and moments are in the fragments.
 uint64_t Fingerprint(const Plan& plan) {
-  const auto& [decisions, step_rounds, layout, pools, scopes, operations, lists, moments,
+  const auto& [decisions, step_rounds, layout, table, scopes, operations, lists, moments,
                gather_of_scope, carries_updates, unit_names] = plan;
   Fields fields;
-  fields.Add(decisions, step_rounds, layout, pools, scopes, gather_of_scope, carries_updates,
+  fields.Add(decisions, step_rounds, layout, table, scopes, gather_of_scope, carries_updates,
              unit_names);
   fields.Add(Fingerprint(Lower(plan, /*carrying=*/false)));
   if (carries_updates) fields.Add(Fingerprint(Lower(plan, /*carrying=*/true)));

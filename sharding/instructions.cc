@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "ebb/sharding/lower/plan_writer.h"
-#include "ebb/sharding/unit_places.h"
+#include "ebb/sharding/passes/reduction.h"
 
 namespace ebb::sharding {
 
@@ -179,16 +179,17 @@ void Lowering::KernelsOfOpen() {
 // Everything that a scope shows. Debug builds poison what its close releases, which is a write.
 void Lowering::Kernels(int s) {
   const PlannedScope& scope = plan_.scopes[static_cast<size_t>(s)];
-  const int unit = scope.unit, visits = static_cast<int>(plan_.pools.visits.size());
+  const int unit = scope.unit, visits = plan_.table.visits;
   for (const bool trainable : {true, false}) {
-    operands_.Add(WholePlace(plan_, unit, trainable), d_.compute_of(unit),
+    operands_.Add(plan_.table.PlaceOf(WholeRow(plan_.table, unit, trainable)), d_.compute_of(unit),
                   scope.releases ? Access::kReadWrite : Access::kRead,
                   SectionOf(plan_, unit, trainable).elements);
   }
   operands_.AddControl(operands_.sums(), Access::kReadWrite);
   if (operands_.is_walk()) {
-    operands_.AddBytes(DevicePlace(StateClass::kActivation, 0), Access::kReadWrite,
-                       plan_.pools.bytes[static_cast<int>(StateClass::kActivation)]);
+    operands_.AddBytes(plan_.table.PlaceOf(plan_.table.Find(Purpose::kWalkOutputs)),
+                       Access::kReadWrite,
+                       plan_.table.bytes.Of(Tier::kDevice, StateClass::kActivation));
     return;
   }
   if (scope.visit > 0) Boundary(scope.visit - 1, false, Access::kRead);
@@ -199,15 +200,16 @@ void Lowering::Kernels(int s) {
   if (scope.visit + 1 < visits) Boundary(scope.visit, true, Access::kRead);
   if (scope.visit > 0) Boundary(scope.visit - 1, true, Access::kWrite);
   if (!scope.gradients) return;
-  operands_.Add(WholeGradientPlace(plan_, scope.visit), d_.gradient_of(unit),
+  const int gradient = plan_.table.Find(Purpose::kGradient, GradientKey(d_, scope));
+  operands_.Add(plan_.table.PlaceOf(gradient), d_.gradient_of(unit),
                 d_.keeps_step_gradients && scope.round > 0 ? Access::kReadWrite : Access::kWrite,
                 SectionOf(plan_, unit, true).elements);
 }
 
 void Lowering::Boundary(int visit, bool gradient, Access access) {
-  operands_.AddBytes(
-      gradient ? OutputGradientPlace(plan_, visit) : OutputPlace(plan_, visit), access,
-      plan_.pools.visits[static_cast<size_t>(visit)].boundary_stride * d_.micro_batches_per_round);
+  const int row = plan_.table.Find(gradient ? Purpose::kOutputGradient : Purpose::kOutput, visit);
+  operands_.AddBytes(plan_.table.PlaceOf(row), access,
+                     row < 0 ? 0 : plan_.table[row].turns * plan_.table[row].turn_bytes);
 }
 
 int Lowering::AppendWritten(Instruction instruction) {

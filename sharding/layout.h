@@ -59,6 +59,11 @@ struct ModelLayout {
   std::vector<ParameterLocation> parameters;  // by ParameterId
 };
 
+inline const Section& SectionOf(const ModelLayout& layout, int unit, bool trainable) {
+  const UnitLayout& of = layout.units[static_cast<size_t>(unit)];
+  return trainable ? of.trainable : of.frozen;
+}
+
 // A pure function of the model and the number of ranks: stages keep different parts of the slices,
 // but the slices are the same.
 absl::StatusOr<ModelLayout> LayOut(const ModelSpec& model, int shards);

@@ -11,7 +11,6 @@
 
 #include "absl/container/flat_hash_set.h"
 #include "absl/hash/hash.h"
-#include "absl/types/span.h"
 
 namespace ebb::sharding {
 
@@ -36,10 +35,7 @@ class Lists {
 
   // A copy of `list`, which equal lists share.
   std::span<const T> KeepOnce(std::span<const T> list) {
-    if (const auto found = kept_.find(list); found != kept_.end()) return *found;
-    const std::span<const T> copy = Keep(list);
-    kept_.insert(copy);
-    return copy;
+    return *kept_.lazy_emplace(list, [&](const auto& construct) { construct(Keep(list)); });
   }
 
   // No list is added after this.
@@ -57,9 +53,10 @@ class Lists {
   }
 
  private:
+  // Lists that differ do so at their ends, but for few.
   struct Hash {
     size_t operator()(std::span<const T> list) const {
-      return absl::Hash<absl::Span<const T>>()(absl::MakeConstSpan(list.data(), list.size()));
+      return list.empty() ? 0 : absl::HashOf(list.size(), list.front(), list.back());
     }
   };
   struct Equal {

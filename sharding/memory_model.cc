@@ -12,33 +12,29 @@ int64_t BufferBytes(int64_t pool_bytes) {
   return (pool_bytes + kPage - 1) / kPage * kPage;
 }
 
-std::vector<MemoryRow> PredictMemory(const Pools& pools) {
+std::vector<MemoryRow> PredictMemory(const PoolBytes& pools) {
   std::vector<MemoryRow> rows;
-  const auto add = [&](Tier tier, const int64_t(&bytes)[kStateClasses]) {
+  for (const Tier tier : {Tier::kDevice, Tier::kCpu, Tier::kNvme}) {
     for (int c = 0; c < kStateClasses; ++c) {
-      if (bytes[c] == 0) continue;
-      rows.push_back({.state = static_cast<StateClass>(c),
-                      .tier = tier,
-                      .predicted_bytes = static_cast<uint64_t>(BufferBytes(bytes[c]))});
+      const StateClass state = static_cast<StateClass>(c);
+      if (pools.Of(tier, state) == 0) continue;
+      rows.push_back(
+          {.state = state,
+           .tier = tier,
+           .predicted_bytes = static_cast<uint64_t>(BufferBytes(pools.Of(tier, state)))});
     }
-  };
-  add(Tier::kDevice, pools.bytes);
-  add(Tier::kCpu, pools.host_bytes);
-  add(Tier::kNvme, pools.file_bytes);
+  }
   return rows;
 }
 
-std::vector<MemoryRow> PredictMemory(const Plan& plan) {
-  return PredictMemory(plan.pools);
+int64_t StateStagingBytes(const PoolBytes& pools, bool has_gpu) {
+  const PoolBytes::Classes& on_nvme = pools.On(Tier::kNvme);
+  const bool swaps =
+      std::any_of(on_nvme.begin(), on_nvme.end(), [](int64_t bytes) { return bytes > 0; });
+  return has_gpu || swaps ? 2 * kStateStagingBytes : 0;
 }
 
-int64_t StateStagingBytes(const Pools& pools, bool has_gpu) {
-  int64_t on_nvme = 0;
-  for (const int64_t bytes : pools.file_bytes) on_nvme += bytes;
-  return has_gpu || on_nvme > 0 ? 2 * kStateStagingBytes : 0;
-}
-
-int64_t SaveBytes(const Pools& pools, bool has_gpu) {
+int64_t SaveBytes(const PoolBytes& pools, bool has_gpu) {
   return kSaveBufferBytes + 2 * StateStagingBytes(pools, has_gpu);
 }
 

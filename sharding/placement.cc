@@ -28,14 +28,14 @@ class Share {
 std::vector<ParameterPiece> Pieces(const Decisions& d, int unit, int64_t shard, int64_t& in_cpu) {
   if (shard == 0) return {};
   const Tier tier = d.kept_whole[static_cast<size_t>(unit)] ? Tier::kDevice : d.parameter_tier;
-  if (tier != Tier::kNvme) return {{.begin = 0, .end = shard, .place = {.tier = tier}}};
+  if (tier != Tier::kNvme) return {{.begin = 0, .end = shard, .tier = tier}};
   int64_t cut = std::min(in_cpu, shard);
   if (cut < shard) cut -= cut % kCutElements;
   if (cut < shard && d.own_optimizer) cut = 0;  // an own optimizer gets slices of parameters uncut
   in_cpu -= cut;
   std::vector<ParameterPiece> pieces;
-  if (cut > 0) pieces.push_back({.begin = 0, .end = cut, .place = {.tier = Tier::kCpu}});
-  if (cut < shard) pieces.push_back({.begin = cut, .end = shard, .place = {.tier = Tier::kNvme}});
+  if (cut > 0) pieces.push_back({.begin = 0, .end = cut, .tier = Tier::kCpu});
+  if (cut < shard) pieces.push_back({.begin = cut, .end = shard, .tier = Tier::kNvme});
   return pieces;
 }
 
@@ -109,27 +109,10 @@ StatePlacement DecidePlacement(const Decisions& d, const ModelLayout& layout,
   return placement;
 }
 
-const ParameterPiece& PieceOf(const std::vector<ParameterPiece>& pieces, int64_t at) {
-  return *std::find_if(pieces.begin(), pieces.end(),
-                       [&](const ParameterPiece& piece) { return at < piece.end; });
-}
-
-bool SharesMasters(const Decisions& d, const StatePlacement& placement, const SubGroup& group) {
-  const size_t unit = static_cast<size_t>(group.unit);
-  return d.shares_reads && !d.reads_parameters(group.unit) && !d.carried[unit] &&
-         group.tier == Tier::kNvme &&
-         PieceOf(placement.units[unit].trainable, group.begin).place.tier == Tier::kNvme;
-}
-
-int64_t SwapBytes(const StatePlacement& placement, int unit, int64_t size) {
-  int64_t bytes = 0;
-  for (const bool trainable : {true, false}) {
-    for (const ParameterPiece& piece :
-         placement.units[static_cast<size_t>(unit)].pieces(trainable)) {
-      if (piece.place.tier == Tier::kNvme) bytes += SwapAligned(piece.count() * size);
-    }
-  }
-  return bytes;
+bool SharesMasters(const Decisions& d, const SubGroup& group, Tier parameter) {
+  return d.shares_reads && !d.reads_parameters(group.unit) &&
+         !d.carried[static_cast<size_t>(group.unit)] && group.tier == Tier::kNvme &&
+         parameter == Tier::kNvme;
 }
 
 std::string WhyNoneIsOffloaded(const Decisions& d, const StatePlacement& placement,
@@ -139,8 +122,8 @@ std::string WhyNoneIsOffloaded(const Decisions& d, const StatePlacement& placeme
   for (const UnitPlacement& unit : placement.units) {
     for (const bool trainable : {true, false}) {
       for (const ParameterPiece& piece : unit.pieces(trainable)) {
-        if (piece.place.tier == d.parameter_tier) return "";
-        in_cpu = in_cpu || piece.place.tier == Tier::kCpu;
+        if (piece.tier == d.parameter_tier) return "";
+        in_cpu = in_cpu || piece.tier == Tier::kCpu;
       }
     }
   }

@@ -12,9 +12,9 @@
 #include <string>
 #include <vector>
 
+#include "ebb/runtime/base/tier.h"
 #include "ebb/runtime/config/config.h"
 #include "ebb/sharding/layout.h"
-#include "ebb/sharding/place.h"
 
 namespace ebb::sharding {
 
@@ -25,18 +25,15 @@ struct SubGroup {
   int unit = 0;
   int64_t begin = 0, end = 0;
   Tier tier = Tier::kDevice;
-  // Masters: fp32, or low halves of split ones; state k at states + k * states_stride. Masters that
-  // are the parameters (fp32, nothing offloaded) are in the parameter pool.
-  Place master = {}, states = {};
-  int64_t states_stride = 0;
 
   int64_t count() const { return end - begin; }
+  friend bool operator==(const SubGroup&, const SubGroup&) = default;
 };
 
 // Elements [begin, end) of this rank's slice of a section, in the compute dtype.
 struct ParameterPiece {
   int64_t begin = 0, end = 0;
-  Place place;
+  Tier tier = Tier::kDevice;
 
   int64_t count() const { return end - begin; }
 };
@@ -68,17 +65,13 @@ struct PlacementLimits {
 // bytes and more begin at multiples of kSwapAlignment.
 inline constexpr int64_t kCutElements = 2048;
 
-// Tiers and cuts; LayOutPools adds the addresses.
+// Tiers and cuts, without places.
 StatePlacement DecidePlacement(const Decisions& decisions, const ModelLayout& layout,
                                const PlacementLimits& limits);
 
-// The piece that holds element `at`.
-const ParameterPiece& PieceOf(const std::vector<ParameterPiece>& pieces, int64_t at);
 // Whether a gather can take its parameters from the masters that an early update reads anyway.
-bool SharesMasters(const Decisions& decisions, const StatePlacement& placement,
-                   const SubGroup& group);
-// Bytes of the swap file that a gather of the unit reads, at `size` bytes an element.
-int64_t SwapBytes(const StatePlacement& placement, int unit, int64_t size);
+// `parameter`: where the sub-group's parameters are.
+bool SharesMasters(const Decisions& decisions, const SubGroup& group, Tier parameter);
 // If offload_param.device names a tier that gets no parameters: a sentence with the key that keeps
 // them out of it. Else "".
 std::string WhyNoneIsOffloaded(const Decisions& decisions, const StatePlacement& placement,

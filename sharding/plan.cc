@@ -9,7 +9,7 @@
 #include "ebb/sharding/fit/advice.h"
 #include "ebb/sharding/fit/budget.h"
 #include "ebb/sharding/lower/lower_tiers.h"
-#include "ebb/sharding/pools/pools.h"
+#include "ebb/sharding/passes/rows.h"
 
 namespace ebb::sharding {
 
@@ -77,13 +77,13 @@ int RoundsOf(const Config& config) {
 }
 
 // Addresses come from the config's own step, so that every variant of it has the same.
-enum class Extent {
+enum class Fill {
   kAll,       // with what fills the host
   kUnfilled,  // what host memory has left is left
-  kLeast      // LeastPools
+  kLeast      // LeastTable
 };
 
-absl::StatusOr<Pools> PoolsOf(const Basis& base, const PlanInputs& inputs, Extent extent) {
+absl::StatusOr<Table> TableOf(const Basis& base, const PlanInputs& inputs, Fill fill) {
   const ModelSpec& model = *inputs.model;
   const Config& config = *inputs.config;
   Decisions configured = base.decisions;
@@ -103,21 +103,21 @@ absl::StatusOr<Pools> PoolsOf(const Basis& base, const PlanInputs& inputs, Exten
   const Reduction reduction =
       PlanReduction(scopes, base.layout, configured, static_cast<int>(model.forward.size()),
                     ReduceGroupBytes(config));
-  const PoolInputs wanted{.model = &model,
-                          .layout = &base.layout,
-                          .decisions = &base.decisions,
-                          .placement = inputs.placement,
-                          .scopes = &scopes,
-                          .residency = &residency,
-                          .walk = has_own_walk ? &walk : nullptr,
-                          .reduction = &reduction,
-                          .micro_batches = config.ebb.micro_batches_per_round,
-                          .fills_host = extent == Extent::kAll};
-  if (extent == Extent::kLeast) return LeastPools(wanted, config);
+  const RowInputs wanted{.model = &model,
+                         .layout = &base.layout,
+                         .decisions = &base.decisions,
+                         .placement = inputs.placement,
+                         .scopes = &scopes,
+                         .residency = &residency,
+                         .walk = has_own_walk ? &walk : nullptr,
+                         .reduction = &reduction,
+                         .micro_batches = config.ebb.micro_batches_per_round,
+                         .fills_host = fill == Fill::kAll};
+  if (fill == Fill::kLeast) return LeastTable(wanted, config);
   return LayOutNearBudget(wanted, config);
 }
 
-absl::Status Check(const Pools& pools, const PlanInputs& inputs) {
+absl::Status Check(const PoolBytes& pools, const PlanInputs& inputs) {
   using CapError = PlanInputs::CapError;
   const absl::Status status =
       CheckBudget(pools, *inputs.config, /*names_classes=*/inputs.cap_error != CapError::kNeed);
@@ -132,8 +132,8 @@ absl::StatusOr<Plan> Build(const PlanInputs& inputs, int rounds, bool hold_updat
   EBB_ASSIGN_OR_RETURN(Basis base, DecideBasis(inputs, rounds, hold_updates));
   Plan plan;
   plan.step_rounds = rounds;
-  EBB_ASSIGN_OR_RETURN(plan.pools, PoolsOf(base, inputs, Extent::kAll));
-  EBB_RETURN_IF_ERROR(Check(plan.pools, inputs));
+  EBB_ASSIGN_OR_RETURN(plan.table, TableOf(base, inputs, Fill::kAll));
+  EBB_RETURN_IF_ERROR(Check(plan.table.bytes, inputs));
   plan.layout = std::move(base.layout);
   plan.decisions = std::move(base.decisions);
   for (const UnitSpec& unit : model.units) plan.unit_names.push_back(unit.name);
@@ -174,14 +174,14 @@ absl::StatusOr<Plan> PlanUnrolledStep(const PlanInputs& inputs, int rounds, bool
   return Build(inputs, rounds, hold_updates, PlanKind::kStep);
 }
 
-absl::StatusOr<Pools> PlanPools(const PlanInputs& inputs) {
+absl::StatusOr<Table> PlanTable(const PlanInputs& inputs) {
   EBB_ASSIGN_OR_RETURN(const Basis base, DecideBasis(inputs, /*rounds=*/0, /*hold_updates=*/false));
-  return PoolsOf(base, inputs, Extent::kUnfilled);
+  return TableOf(base, inputs, Fill::kUnfilled);
 }
 
-absl::StatusOr<Pools> PlanLeastPools(const PlanInputs& inputs) {
+absl::StatusOr<Table> PlanLeastTable(const PlanInputs& inputs) {
   EBB_ASSIGN_OR_RETURN(const Basis base, DecideBasis(inputs, /*rounds=*/0, /*hold_updates=*/false));
-  return PoolsOf(base, inputs, Extent::kLeast);
+  return TableOf(base, inputs, Fill::kLeast);
 }
 
 FoundAdvice FindAdvice(const PlanInputs& inputs, const MemoryCaps& caps) {
@@ -192,8 +192,8 @@ FoundAdvice FindAdvice(const PlanInputs& inputs, const MemoryCaps& caps) {
   };
   return FindAdvice(
       *inputs.config, caps,
-      {.lay_out = [&](const Config& changed) { return PlanPools(with(changed)); },
-       .lay_out_least = [&](const Config& changed) { return PlanLeastPools(with(changed)); },
+      {.lay_out = [&](const Config& changed) { return PlanTable(with(changed)); },
+       .lay_out_least = [&](const Config& changed) { return PlanLeastTable(with(changed)); },
        .sums_depend_on_groups = inputs.sums_depend_on_groups});
 }
 

@@ -15,9 +15,7 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <iterator>
 #include <memory>
-#include <numeric>
 #include <ranges>
 #include <span>
 #include <string>
@@ -33,6 +31,7 @@
 #include "ebb/sharding/operands.h"
 #include "ebb/sharding/place.h"
 #include "ebb/sharding/placement.h"
+#include "ebb/sharding/program/table.h"
 #include "ebb/sharding/scopes.h"
 #include "ebb/sharding/state.h"
 
@@ -130,71 +129,6 @@ struct Moment {
 
 struct PlanLists;
 
-// Bytes from the start of the class's pool.
-struct UnitAddresses {
-  int64_t parameter_trainable = 0,
-          parameter_frozen = 0;  // parameter pool: whole, or this rank's slice
-  // Gradients of the tier UnitPlacement::gradient, pool or swap file.
-  int64_t gradient_shard = 0;                       // gradient pool of UnitPlacement::gradient
-  int64_t gather_trainable = 0, gather_frozen = 0;  // gather pool; unused for a unit kept whole
-  // Secondary pool; unused for a unit that a step gathers once, or not at all.
-  int64_t secondary_trainable = 0, secondary_frozen = 0;
-};
-struct VisitAddresses {
-  int64_t gradient = 0;  // gradient pool: the whole gradient that backward writes
-  int64_t output = 0;    // activation pool: micro-batch i of a round at + i * boundary_stride
-  int64_t output_gradient = 0;  // likewise
-  int64_t boundary_stride = 0;
-  bool leaves = false;  // the device, between forward and backward, for its ...
-  Place place;          // ... of all micro-batches of a round
-};
-
-struct Pools {
-  std::vector<UnitAddresses> units;
-  std::vector<VisitAddresses> visits;
-  int64_t bytes[kStateClasses] = {};       // of each class, on the device
-  int64_t host_bytes[kStateClasses] = {};  // in host memory
-  int64_t file_bytes[kStateClasses] = {};  // in the swap file, end to end
-  // The states file, which holds all classes but parameters.
-  int64_t state_file_bytes() const {
-    return std::accumulate(std::begin(file_bytes), std::end(file_bytes),
-                           -file_bytes[static_cast<int>(StateClass::kParameter)]);
-  }
-  StatePlacement placement;
-  SlotRing parameter_slots;  // host: of one group of gathers each
-  SlotRing gradient_slots;   // host: of one unit's reduced shard each
-  SlotRing boundary_slots;   // host: of one boundary each
-  // Host: of the masters of one sub-group each, which stay from a unit's last gather to its update.
-  SlotRing master_slots;
-  WorkSlots host_work, device_work;  // of one sub-group each
-  // Host: reduced slices of one bucket on their way to shards that live there.
-  Place landing;
-  // The place of a unit's reduced shard.
-  Place GradientShard(int unit) const {
-    return {.tier = placement.units[static_cast<size_t>(unit)].gradient,
-            .pool = StateClass::kGradient,
-            .offset = units[static_cast<size_t>(unit)].gradient_shard};
-  }
-  int64_t staging_cast = 0;      // staging pool: casts of one bucket
-  int64_t staging_rounded = 0;   // kRound's slices of one bucket
-  int64_t staging_norm = 0;      // scratch of optim::SumOfSquares
-  int64_t staging_exchange = 0;  // one record of RecordBytes per rank, then this rank's own
-  // For optimizers that take norms (norm_records.h): sums of this rank's parameters, and records of
-  // all ranks of a shard group, then this rank's own. Sums from updates on the host are in host
-  // memory.
-  int64_t staging_norm_sums = 0, staging_norm_records = 0;
-  Place host_norm_sums;
-  // Where pieces of all ranks are summed in one order (ebb.deterministic_reduce).
-  int64_t staging_sums = 0, staging_sums_bytes = 0;
-  // fp32 gradient of one slice, and where masters are not kept as such their fp32 values, for an
-  // optimizer of the trainer's
-  int64_t staging_gradient = 0, staging_master = 0;
-  // Places on the host for updates there.
-  Place host_norm, host_gradient, host_master;
-  // Activation pool in an evaluation, which keeps nothing for backward: two boundaries a
-  // micro-batch, taken by visits in turns, and the most micro-batches that one walk holds.
-  int64_t evaluation_stride = 0, evaluation_micro_batches = 0;
-};
 // A record without squares, with room for an error that names a path and what to do.
 inline constexpr int64_t kExchangeBytes = 512;
 // A rank's record: behind the bytes above, the squares of Decisions::compared.
@@ -209,7 +143,7 @@ struct Plan {
   int step_rounds =
       1;  // of the step: those between the first and the last are the planned one again
   ModelLayout layout;
-  Pools pools;
+  Table table;  // of all arrays, with their places
   std::vector<PlannedScope> scopes;
   std::vector<Operation> operations;
   std::shared_ptr<const PlanLists> lists;  // of operations and moments; copies of a plan share them
@@ -226,7 +160,9 @@ struct Plan {
   int64_t OwnBytes() const;
 };
 
-struct MemoryCaps;
+inline const Section& SectionOf(const Plan& plan, int unit, bool trainable) {
+  return SectionOf(plan.layout, unit, trainable);
+}
 
 struct PlanInputs {
   const ModelSpec* model = nullptr;
@@ -247,7 +183,7 @@ struct PlanInputs {
 };
 
 // The plan of a step of `rounds` rounds (0: the config's). hold_updates: nothing is updated before
-// Finish. Every variant has the same pools. Errors: the model's or the config's, and rounds that
+// Finish. Every variant has the same table. Errors: the model's or the config's, and rounds that
 // the config's pools do not hold; kResourceExhausted is a cap of the config's, and nothing else.
 absl::StatusOr<Plan> PlanStep(const PlanInputs& inputs, int rounds = 0, bool hold_updates = false);
 // PlanStep with every round planned, to check the middle round of a shorter plan.
@@ -257,11 +193,11 @@ absl::StatusOr<Plan> PlanUnrolledStep(const PlanInputs& inputs, int rounds,
 absl::StatusOr<Plan> PlanWalk(const PlanInputs& inputs);
 // Only the updates that a step carries into the next one: for a look at the state before that step.
 absl::StatusOr<Plan> PlanDrain(const PlanInputs& inputs);
-// The pools alone, which take a small part of a plan's time. Unlike a plan, they may exceed a cap
-// of the config (CheckBudget). Free host memory stays free.
-absl::StatusOr<Pools> PlanPools(const PlanInputs& inputs);
-// LeastPools of these inputs: what exceeds a cap with these does with PlanPools(), which may take
+// The table alone, which takes a small part of a plan's time. Unlike a plan's, its pools may exceed a
+// cap of the config (CheckBudget). Free host memory stays free.
+absl::StatusOr<Table> PlanTable(const PlanInputs& inputs);
+// LeastTable of these inputs: what exceeds a cap with this one does with PlanTable(), which may take
 // much longer.
-absl::StatusOr<Pools> PlanLeastPools(const PlanInputs& inputs);
+absl::StatusOr<Table> PlanLeastTable(const PlanInputs& inputs);
 
 }  // namespace ebb::sharding

@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "ebb/sharding/norm_records.h"
+#include "ebb/sharding/passes/reduction.h"
 #include "ebb/sharding/place.h"
 #include "ebb/sharding/plan.h"
-#include "ebb/sharding/pools/reduction.h"
 #include "ebb/sharding/state_pieces.h"
 
 namespace ebb::sharding {
@@ -75,8 +75,36 @@ inline int WholeGradientOf(const Plan& plan, int visit, int unit) {
   return GradientKey(plan.decisions, {.visit = visit, .unit = unit});
 }
 inline int WholeGradients(const Plan& plan) {
-  return static_cast<int>(SumsOverRounds(plan) ? plan.pools.visits.size()
-                                               : plan.pools.units.size());
+  return SumsOverRounds(plan) ? plan.table.visits : plan.table.units;
+}
+
+// Where a unit is whole while it is used, and where backward writes the gradient of a visit.
+inline Place WholePlace(const Plan& plan, int unit, bool trainable) {
+  return plan.table.PlaceOf(WholeRow(plan.table, unit, trainable));
+}
+inline Place WholeGradientPlace(const Plan& plan, int visit, int unit) {
+  return plan.table.PlaceOf(
+      plan.table.Find(Purpose::kGradient, WholeGradientOf(plan, visit, unit)));
+}
+
+// The output of a visit, or its gradient, of a micro-batch of a round, and in an evaluation.
+inline Place OutputPlace(const Plan& plan, int visit, bool is_gradient, int index_in_round) {
+  const Purpose purpose = is_gradient ? Purpose::kOutputGradient : Purpose::kOutput;
+  return plan.table.TurnOf(plan.table.Find(purpose, visit), index_in_round);
+}
+inline Place WalkOutputPlace(const Plan& plan, int visit, int micro_batch) {
+  return plan.table.TurnOf(plan.table.Find(Purpose::kWalkOutputs), 2 * micro_batch + visit % 2);
+}
+
+// Elements of a unit's trainable section that a rank updates: its slice; at stage 0 the whole
+// section, because every rank updates all of it.
+struct UpdatedElements {
+  int64_t begin = 0, count = 0;
+};
+inline UpdatedElements UpdatedBy(const Plan& plan, int unit, int slice) {
+  const Section& section = SectionOf(plan, unit, true);
+  if (plan.decisions.stage == 0) return {0, section.elements};
+  return {slice * section.shard, section.shard};
 }
 
 inline NormRecords NormRecordsOf(const Plan& plan) {

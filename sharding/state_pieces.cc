@@ -4,7 +4,7 @@
 #include <initializer_list>
 #include <utility>
 
-#include "ebb/sharding/unit_places.h"
+#include "ebb/sharding/lower/lower_gathers.h"
 
 namespace ebb::sharding {
 namespace {
@@ -27,7 +27,8 @@ std::vector<StateRun> RunsOf(const Plan& plan, int shard, const StateRange& rang
                              int64_t elements_max) {
   const Decisions& d = plan.decisions;
   const StateArray& array = range.array;
-  const UnitPlacement& unit = plan.pools.placement.units[static_cast<size_t>(array.unit)];
+  const Table& table = plan.table;
+  const int parameters = table.Find(Purpose::kParameter, array.unit, array.trainable);
   const bool masters = array.what == StateClass::kMaster;
   const bool reads_parameters = d.reads_parameters(array.unit);
   const DType compute = d.compute_of(array.unit);
@@ -44,29 +45,31 @@ std::vector<StateRun> RunsOf(const Plan& plan, int shard, const StateRange& rang
   };
   const int64_t elements = SectionOf(plan, array.unit, array.trainable).shard;
   if (array.what == StateClass::kGradient) {
-    add(0, elements, OperandAt(GradientSlicePlace(plan, array.unit), d.shard_dtype(array.unit), 1));
+    const int shard_row = table.Find(Purpose::kGradientShard, array.unit);
+    add(0, elements, OperandAt(table.OwnSlice(shard_row), d.shard_dtype(array.unit), 1));
     return runs;
   }
   if (array.what == StateClass::kParameter ||
       (masters && d.stochastic_rounding && reads_parameters)) {
-    for (const ParameterPiece& piece : unit.pieces(array.trainable))
+    for (const Extent& piece : table.OwnExtents(parameters))
       add(piece.begin, piece.end, OperandAt(piece.place, compute, 1));
     return runs;
   }
   // At stage 0 a rank updates the whole unit; this is the rank's slice of it.
   const int64_t slice = d.stage == 0 ? shard * elements : 0;
-  for (int g = 0; g < unit.sub_groups; ++g) {
-    const SubGroup& group =
-        plan.pools.placement.sub_groups[static_cast<size_t>(unit.first_sub_group + g)];
+  const int row = masters ? table.Find(Purpose::kMaster, array.unit)
+                          : table.Find(Purpose::kState, array.unit, true, array.state);
+  const std::vector<Extent> pieces =
+      reads_parameters ? table.OwnExtents(parameters) : std::vector<Extent>();
+  for (const SubGroup& group : table.SubGroupsOf(array.unit)) {
     const int64_t begin = group.begin - slice, end = group.end - slice;
     if (!masters || !reads_parameters) {
-      const Place place =
-          masters ? group.master : group.states.Plus(array.state * group.states_stride);
-      add(begin, end, OperandAt(place, DType::kFloat32, 1));
+      add(begin, end, OperandAt(table.UpdatedPlace(row, group.begin), DType::kFloat32, 1));
       continue;
     }
-    const Operand low = OperandAt(group.master, DType::kBFloat16, 1);  // whatever its bits mean
-    for (const ParameterPiece& piece : unit.trainable) {
+    // Whatever its bits mean.
+    const Operand low = OperandAt(table.PlaceOf(row, group.begin), DType::kBFloat16, 1);
+    for (const Extent& piece : pieces) {
       const int64_t first = std::max(begin, piece.begin);
       add(first, std::min(end, piece.end),
           Further(OperandAt(piece.place, compute, 1), first - piece.begin, 1),
@@ -209,10 +212,9 @@ Fragment LowerStateWrite(const StagedRun& run) {
 Fragment LowerStateUpload(const Plan& plan, const StateArray& array, const StagedRun& run) {
   StateLowering lowering;
   const Operand& stored = run.run.stored[0];
-  const Place slice = SlicePlace(plan, array.unit, array.trainable);
-  lowering.Move(
-      OperandAt(run.host[0], stored.dtype, stored.count),
-      OperandAt(slice.Plus(run.run.begin * SizeOf(stored.dtype)), stored.dtype, stored.count));
+  const int to = GatheredFrom(plan.table, array.unit, array.trainable);
+  lowering.Move(OperandAt(run.host[0], stored.dtype, stored.count),
+                OperandAt(plan.table.OwnSlice(to, run.run.begin), stored.dtype, stored.count));
   lowering.AddCopy(OperationKind::kUpload, StreamId::kUpload);
   return lowering.Take();
 }
@@ -273,14 +275,14 @@ Fragment LowerAsyncRead(const Plan& plan, int shard, bool has_second_places) {
 
 Fragment LowerGather(const Plan& plan, int unit) {
   StateLowering lowering;
-  AddGather(plan, unit, lowering.operands());
+  AddGather(plan.table, unit, lowering.operands());
   lowering.AddGather(OperationKind::kGather, unit);
   return lowering.Take();
 }
 
 Fragment LowerSpread(const Plan& plan, int unit, const SpreadClasses& classes) {
   const Decisions& d = plan.decisions;
-  const UnitPlacement& stored = plan.pools.placement.units[static_cast<size_t>(unit)];
+  const Table& table = plan.table;
   const Section& section = SectionOf(plan, unit, true);
   StateLowering lowering;
   const auto whole = [&](Place place, DType dtype) {
@@ -290,19 +292,17 @@ Fragment LowerSpread(const Plan& plan, int unit, const SpreadClasses& classes) {
   };
   const auto gather = [&] { lowering.AddGather(OperationKind::kRefresh, unit); };
   if (d.stage == 0 && section.shard > 0) {
-    const SubGroup& group =
-        plan.pools.placement.sub_groups[static_cast<size_t>(stored.first_sub_group)];
     const bool masters = classes.masters && d.master_size(unit) > 0;
-    if (masters && !d.reads_parameters(unit)) whole(group.master, DType::kFloat32);
+    const Place master = table.PlaceOf(table.Find(Purpose::kMaster, unit));
+    if (masters && !d.reads_parameters(unit)) whole(master, DType::kFloat32);
     for (int k = 0; classes.states && k < d.optimizer_states; ++k)
-      whole(group.states.Plus(k * group.states_stride), DType::kFloat32);
+      whole(table.PlaceOf(table.Find(Purpose::kState, unit, true, k)), DType::kFloat32);
     gather();
-    if (masters && d.reads_parameters(unit))
-      whole(group.master, DType::kBFloat16);  // whatever they mean
+    if (masters && d.reads_parameters(unit)) whole(master, DType::kBFloat16);  // whatever they mean
     gather();
   }
   if (d.kept_whole[static_cast<size_t>(unit)] && (classes.parameters || classes.masters))
-    AddGather(plan, unit, lowering.operands());
+    AddGather(plan.table, unit, lowering.operands());
   gather();
   return lowering.Take();
 }

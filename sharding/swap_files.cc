@@ -8,15 +8,19 @@ namespace {
 
 void AddStates(const Plan& plan, SwapFiles& files) {
   const Decisions& d = plan.decisions;
-  for (const SubGroup& group : plan.pools.placement.sub_groups) {
+  const Table& table = plan.table;
+  for (const SubGroup& group : table.sub_groups) {
     std::vector<SwapFiles::Array>& arrays = files.sub_groups.emplace_back();
     if (group.tier != Tier::kNvme) continue;
     files.sub_group_elements_max = std::max(files.sub_group_elements_max, group.count());
-    arrays.push_back({group.master, group.count() * d.master_size(group.unit)});
-    for (int k = 0; k < d.optimizer_states; ++k) {
-      arrays.push_back(
-          {group.states.Plus(k * group.states_stride), group.count() * SizeOf(DType::kFloat32)});
-    }
+    const auto add = [&](int row) {
+      const bool is_kept = table[row].elements > 0;
+      arrays.push_back({table.PlaceOf(row, group.begin),
+                        is_kept ? group.count() * SizeOf(table[row].dtype) : 0});
+    };
+    add(table.Find(Purpose::kMaster, group.unit));
+    for (int k = 0; k < d.optimizer_states; ++k)
+      add(table.Find(Purpose::kState, group.unit, /*trainable=*/true, k));
     for (size_t k = 0; k < arrays.size(); ++k) {
       if (arrays[k].bytes == 0) continue;
       files.extents.push_back({.what = k == 0 ? StateClass::kMaster : StateClass::kOptimizer,
@@ -31,9 +35,10 @@ void AddStates(const Plan& plan, SwapFiles& files) {
 // Sub-groups are cut where pieces of parameters are.
 void AddUnit(const Plan& plan, int unit, SwapFiles& files) {
   const Decisions& d = plan.decisions;
-  const UnitPlacement& placement = plan.pools.placement.units[static_cast<size_t>(unit)];
+  const Table& table = plan.table;
   const int64_t size = SizeOf(d.compute_of(unit));
-  for (const ParameterPiece& piece : placement.frozen) {
+  const auto frozen = table.ExtentsOf(table.Find(Purpose::kParameter, unit, /*trainable=*/false));
+  for (const Extent& piece : frozen) {
     if (piece.place.tier != Tier::kNvme) continue;
     files.extents.push_back({.what = StateClass::kParameter,
                              .unit = unit,
@@ -41,18 +46,16 @@ void AddUnit(const Plan& plan, int unit, SwapFiles& files) {
                              .bytes = piece.count() * size,
                              .trainable = false});
   }
-  const Place gradient = plan.pools.GradientShard(unit);
-  const int64_t gradient_size = SizeOf(d.shard_dtype(unit));
-  for (int g = 0; g < placement.sub_groups; ++g) {
-    const SubGroup& group =
-        plan.pools.placement.sub_groups[static_cast<size_t>(placement.first_sub_group + g)];
-    if (gradient.tier == Tier::kNvme) {
+  const int gradient = table.Find(Purpose::kGradientShard, unit);
+  const auto trainable = table.ExtentsOf(table.Find(Purpose::kParameter, unit));
+  for (const SubGroup& group : table.SubGroupsOf(unit)) {
+    if (table.TierOf(gradient) == Tier::kNvme) {
       files.extents.push_back({.what = StateClass::kGradient,
                                .unit = unit,
-                               .place = gradient.Plus(group.begin * gradient_size),
-                               .bytes = group.count() * gradient_size});
+                               .place = table.PlaceOf(gradient, group.begin),
+                               .bytes = group.count() * SizeOf(table[gradient].dtype)});
     }
-    for (const ParameterPiece& piece : placement.trainable) {
+    for (const Extent& piece : trainable) {
       if (piece.place.tier != Tier::kNvme || group.begin < piece.begin || group.begin >= piece.end)
         continue;
       files.extents.push_back({.what = StateClass::kParameter,
@@ -65,16 +68,16 @@ void AddUnit(const Plan& plan, int unit, SwapFiles& files) {
 }
 
 void AddBoundaries(const Plan& plan, SwapFiles& files) {
-  std::vector<bool> added(plan.pools.visits.size());
+  std::vector<bool> added(static_cast<size_t>(plan.table.visits));
   for (const PlannedScope& scope : plan.scopes) {
-    const auto visit = static_cast<size_t>(scope.visit);
-    const VisitAddresses& at = plan.pools.visits[visit];
-    if (!at.leaves || at.place.tier != Tier::kNvme || added[visit]) continue;
-    added[visit] = true;
+    const int row = plan.table.Find(Purpose::kOutputAway, scope.visit);
+    const Place place = plan.table.PlaceOf(row);
+    if (place.tier != Tier::kNvme || added[static_cast<size_t>(scope.visit)]) continue;
+    added[static_cast<size_t>(scope.visit)] = true;
     files.extents.push_back({.what = StateClass::kActivation,
                              .unit = scope.unit,
-                             .place = at.place,
-                             .bytes = at.boundary_stride * plan.decisions.micro_batches_per_round});
+                             .place = place,
+                             .bytes = plan.table[row].bytes()});
   }
 }
 
@@ -83,8 +86,7 @@ void AddBoundaries(const Plan& plan, SwapFiles& files) {
 SwapFiles LayOutSwapFiles(const Plan& plan) {
   SwapFiles files;
   AddStates(plan, files);
-  for (int unit = 0; unit < static_cast<int>(plan.pools.placement.units.size()); ++unit)
-    AddUnit(plan, unit, files);
+  for (int unit = 0; unit < plan.table.units; ++unit) AddUnit(plan, unit, files);
   AddBoundaries(plan, files);
   return files;
 }

@@ -21,7 +21,6 @@
 #include "ebb/runtime/trace/log.h"
 #include "ebb/sharding/interval.h"
 #include "ebb/sharding/plan.h"
-#include "ebb/sharding/unit_places.h"
 #include "nlohmann/json.hpp"
 
 namespace ebb {

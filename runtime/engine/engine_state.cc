@@ -87,7 +87,7 @@ absl::StatusOr<std::span<std::byte>> EngineState::FileBuffer(int64_t bytes) {
 absl::Status EngineState::CheckRoomForSaves() const {
   if (members_ == nullptr) return MovedFrom();
   if (!members_->host_room) return absl::OkStatus();
-  const sharding::Pools& pools = members_->plans.plan().pools;
+  const sharding::PoolBytes& pools = members_->plans.plan().table.bytes;
   sharding::HostRoom room = *members_->host_room;
   room.save = sharding::SaveBytes(pools, /*has_gpu=*/!room.holds_device);
   // A load's buffer is larger. Without staging, saves use it as it is.

@@ -26,9 +26,9 @@ int64_t Program::own_bytes() const {
   return plan_->OwnBytes();
 }
 std::vector<MemoryRow> Program::memory() const {
-  std::vector<MemoryRow> rows = sharding::PredictMemory(*plan_);
+  std::vector<MemoryRow> rows = sharding::PredictMemory(plan_->table.bytes);
   const auto bytes =
-      static_cast<uint64_t>(sharding::StateStagingBytes(plan_->pools, /*has_gpu=*/false));
+      static_cast<uint64_t>(sharding::StateStagingBytes(plan_->table.bytes, /*has_gpu=*/false));
   if (bytes == 0) return rows;
   auto row = std::find_if(rows.begin(), rows.end(), [](const MemoryRow& one) {
     return (one.tier == Tier::kCpu && one.state == StateClass::kStaging) || one.tier == Tier::kNvme;

@@ -118,7 +118,7 @@ absl::Status AddTime(const Question& question, const Resolved& resolved, Depth d
                      Answer& answer) {
   EBB_ASSIGN_OR_RETURN(PlannedStep step, StepOf(question, resolved));
   const Pass& pass = resolved.pass;
-  answer.memory = sharding::PredictMemory(step.plan);
+  answer.memory = sharding::PredictMemory(step.plan.table.bytes);
   StepTime time;
   for (int r = 0; r < sharding::kResources; ++r) {
     const auto resource = static_cast<Resource>(r);
@@ -154,9 +154,9 @@ void SumUp(const Machine& machine, int ranks, Answer& answer) {
 absl::Status Fill(const Question& question, Depth depth, Answer& answer) {
   EBB_ASSIGN_OR_RETURN(const Resolved resolved, Resolve(question, answer));
   EBB_ASSIGN_OR_RETURN(answer.activations, ActivationsOf(question.model, resolved.pass));
-  EBB_ASSIGN_OR_RETURN(const sharding::Pools pools,
-                       sharding::PlanPools(resolved.Inputs(question.ranks)));
-  answer.memory = sharding::PredictMemory(pools);
+  EBB_ASSIGN_OR_RETURN(const sharding::Table table,
+                       sharding::PlanTable(resolved.Inputs(question.ranks)));
+  answer.memory = sharding::PredictMemory(table.bytes);
   SumUp(question.machine, question.ranks, answer);
   if (depth == Depth::kMemory || !answer.fits()) return absl::OkStatus();
   EBB_RETURN_IF_ERROR(AddTime(question, resolved, depth, answer));

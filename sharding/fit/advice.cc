@@ -24,9 +24,9 @@ class Search {
       : config_(config), start_(config), caps_(caps), trials_(trials) {}
 
   FoundAdvice Run() {
-    absl::StatusOr<Pools> pools = trials_.lay_out(start_);
-    if (!pools.ok()) return {.text = std::string(caps_.relief)};
-    now_ = NeedOf(*pools);
+    absl::StatusOr<Table> table = trials_.lay_out(start_);
+    if (!table.ok()) return {.text = std::string(caps_.relief)};
+    now_ = NeedOf(table->bytes);
     // The advised host_memory must not exceed the host's memory, so states do not fill it.
     if (const int64_t room = HostRoom();
         !caps_.of_config && room > 0 && room < start_.ebb.host_memory.value_or(0)) {
@@ -34,13 +34,13 @@ class Search {
       const std::optional<Need> lower = TryOf(start_);
       if (lower && lower->over == 0) return Fits({}, start_);
       start_.ebb.host_memory.reset();  // only what must be there counts, no states that could move
-      pools = trials_.lay_out(start_);
-      if (!pools.ok()) return {.text = std::string(caps_.relief)};
-      now_ = NeedOf(*pools);
+      table = trials_.lay_out(start_);
+      if (!table.ok()) return {.text = std::string(caps_.relief)};
+      now_ = NeedOf(table->bytes);
       if (now_.over == 0) return Fits({}, start_);
     }
-    settings_ = SettingsOf(start_, *pools, trials_.sums_depend_on_groups);
-    units_ = std::max<int64_t>(1, static_cast<int64_t>(pools->units.size()));
+    settings_ = SettingsOf(start_, *table, trials_.sums_depend_on_groups);
+    units_ = std::max(1, table->units);
     work_left_ = std::max(kAdviceTrialsMin * units_, kAdviceWorkMax);
     least_ = now_;
     std::vector<Candidate> candidates = Candidates();
@@ -180,7 +180,7 @@ class Search {
     return CandidateOf(choices);
   }
 
-  Need NeedOf(const Pools& pools) const {
+  Need NeedOf(const PoolBytes& pools) const {
     const auto over = [](int64_t bytes, std::optional<int64_t> cap) {
       return cap ? std::max<int64_t>(0, bytes - *cap) : 0;
     };
@@ -196,21 +196,21 @@ class Search {
     return need;
   }
   std::optional<Need> TryOf(const Config& changed) {
-    const absl::StatusOr<Pools> pools = trials_.lay_out(changed);
+    const absl::StatusOr<Table> table = trials_.lay_out(changed);
     work_left_ -= units_;
-    if (!pools.ok()) return std::nullopt;
-    work_left_ -= static_cast<int64_t>(pools->placement.sub_groups.size()) / kSubGroupsOfAUnit;
-    return NeedOf(*pools);
+    if (!table.ok()) return std::nullopt;
+    work_left_ -= static_cast<int64_t>(table->sub_groups.size()) / kSubGroupsOfAUnit;
+    return NeedOf(table->bytes);
   }
   // Bytes beyond the caps; INT64_MAX if the plan cannot be laid out.
   int64_t OverAtLeast(const Config& changed) {
-    absl::StatusOr<Pools> pools = trials_.lay_out_least(changed);
+    absl::StatusOr<Table> table = trials_.lay_out_least(changed);
     work_left_ -= units_;
-    if (!pools.ok()) return INT64_MAX;
-    // The least pools have all states in files, but RAM or the device may hold some of them.
+    if (!table.ok()) return INT64_MAX;
+    // The least table has all states in files, but RAM or the device may hold some of them.
     if (changed.ebb.host_memory || changed.zero.offload_optimizer.ratio != 1)
-      std::fill(std::begin(pools->file_bytes), std::end(pools->file_bytes), 0);
-    return NeedOf(*pools).over;
+      table->bytes.On(Tier::kNvme) = {};
+    return NeedOf(table->bytes).over;
   }
 
   // The device's room is not known then, so such a change is advised last.
@@ -284,10 +284,10 @@ class Search {
 
 }  // namespace
 
-int64_t SmallSubGroup(const Pools& pools) {
+int64_t SmallSubGroup(const Table& table) {
   constexpr int64_t kSubGroups = 256;
   int64_t elements = 0;
-  for (const SubGroup& group : pools.placement.sub_groups) elements += group.count();
+  for (const SubGroup& group : table.sub_groups) elements += group.count();
   const int64_t cuts = std::max<int64_t>(1, elements / kSubGroups / kCutElements);
   return std::max(std::min(cuts * kCutElements, kSubGroupElementsMin),
                   SubGroupElementsLeast(elements));

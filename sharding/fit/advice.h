@@ -24,7 +24,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "ebb/runtime/config/config.h"
-#include "ebb/sharding/pools/pools.h"
+#include "ebb/sharding/program/table.h"
 
 namespace ebb::sharding {
 
@@ -32,7 +32,7 @@ struct HostRoom;
 struct PlanInputs;
 
 // The most combinations that are looked at. Each is laid out once more if its least need
-// (LeastPools) does not exceed the caps. A combination that fits is mostly among the first hundred;
+// (LeastTable) does not exceed the caps. A combination that fits is mostly among the first hundred;
 // all are needed only if none fits. A config with few of these settings to change has some
 // hundreds.
 inline constexpr int kAdviceTrialsMax = 33'000;
@@ -42,9 +42,9 @@ inline constexpr int kAdviceTrialsMax = 33'000;
 inline constexpr int64_t kAdviceTrialsMin = 500, kAdviceWorkMax = 500'000;
 inline constexpr int64_t kSubGroupsOfAUnit = 4;  // take as long as one unit
 
-// Elements of a small sub-group: about 1/256 of the elements that a rank updates with these pools.
+// Elements of a small sub-group: about 1/256 of the elements that a rank updates.
 // ebb.host_memory alone never leads to more.
-int64_t SmallSubGroup(const Pools& pools);
+int64_t SmallSubGroup(const Table& table);
 
 // Bytes of a rank.
 struct MemoryCaps {
@@ -62,9 +62,9 @@ MemoryCaps CapsOf(const Config& config, const HostRoom& room);
 
 // How FindAdvice looks at a changed config. Borrowed for the call.
 struct AdviceTrials {
-  using LayOut = absl::FunctionRef<absl::StatusOr<Pools>(const Config& changed)>;
-  LayOut lay_out;                      // as near to the caps as it can be: PlanPools
-  LayOut lay_out_least;                // faster: needs no more in any class; PlanLeastPools
+  using LayOut = absl::FunctionRef<absl::StatusOr<Table>(const Config& changed)>;
+  LayOut lay_out;                      // as near to the caps as it can be: PlanTable
+  LayOut lay_out_least;                // faster: needs no more in any class; PlanLeastTable
   bool sums_depend_on_groups = false;  // PlanInputs
 };
 

@@ -120,16 +120,14 @@ Setting One(bool possible, std::function<void(Config&)> make, int cost,
 
 }  // namespace
 
-std::vector<Setting> SettingsOf(const Config& config, const Pools& pools,
+std::vector<Setting> SettingsOf(const Config& config, const Table& table,
                                 bool sums_depend_on_groups) {
   constexpr int kOptimizerCost[kTiers] = {0, 6, 102}, kActivationCost[kTiers] = {0, 7, 28};
   const ZeroConfig& zero = config.zero;
   const EbbConfig& ebb = config.ebb;
   const bool has_boundaries =
-      config.activation_tier() != Tier::kDevice ||
-      std::any_of(pools.visits.begin(), pools.visits.end(),
-                  [](const VisitAddresses& visit) { return visit.boundary_stride > 0; });
-  const int64_t sub_group = SmallSubGroup(pools);
+      config.activation_tier() != Tier::kDevice || table.Find(Purpose::kWalkOutputs) >= 0;
+  const int64_t sub_group = SmallSubGroup(table);
   return {
       StagesAndSums(config),
       Tiers(zero.offload_optimizer.device, kOptimizerCost,

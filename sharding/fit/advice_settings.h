@@ -24,7 +24,7 @@ struct Choice {
 using Setting = std::vector<Choice>;
 
 // Settings of a config with these pools. `sums_depend_on_groups`: PlanInputs.
-std::vector<Setting> SettingsOf(const Config& config, const Pools& pools,
+std::vector<Setting> SettingsOf(const Config& config, const Table& table,
                                 bool sums_depend_on_groups);
 
 // Whether `c` is allowed, and every key that it changes has a meaning beside the others.

@@ -12,6 +12,7 @@
 #include "ebb/runtime/base/status_macros.h"
 #include "ebb/sharding/decisions.h"
 #include "ebb/sharding/memory_model.h"
+#include "ebb/sharding/passes/allocate.h"
 
 namespace ebb::sharding {
 namespace {
@@ -24,13 +25,13 @@ constexpr int64_t kUncut = int64_t{1} << 60;
 // A bound for DeepSpeed's limits, which may be any number: more than any host has.
 constexpr int64_t kBufferCountMax = 1 << 16, kBufferElementsMax = int64_t{1} << 40;
 
-int64_t Total(const int64_t (&bytes)[kStateClasses]) {
+int64_t Total(const PoolBytes::Classes& bytes) {
   int64_t total = 0;
   for (int64_t of_class : bytes) total += BufferBytes(of_class);
   return total;
 }
 
-std::string Table(const int64_t (&bytes)[kStateClasses]) {
+std::string ListOf(const PoolBytes::Classes& bytes) {
   std::vector<std::string> rows;
   for (int c = 0; c < kStateClasses; ++c) {
     if (bytes[c] == 0) continue;
@@ -41,7 +42,7 @@ std::string Table(const int64_t (&bytes)[kStateClasses]) {
 }
 
 // The elements that a rank updates.
-int64_t Updated(const PoolInputs& in) {
+int64_t Updated(const RowInputs& in) {
   int64_t elements = 0;
   for (const UnitLayout& unit : in.layout->units)
     elements += in.decisions->stage == 0 ? unit.trainable.elements : unit.trainable.shard;
@@ -50,7 +51,7 @@ int64_t Updated(const PoolInputs& in) {
 
 // DeepSpeed's pool of the swapper: buffer_count buffers of fp32, each as large as the largest
 // sub-group.
-int64_t SubGroupLimit(const PoolInputs& in, const Config& config) {
+int64_t SubGroupLimit(const RowInputs& in, const Config& config) {
   // An optimizer of the trainer's may need whole rows, so it gets slices of parameters uncut
   // (WhatOwnOptimizerOverrules).
   if (in.decisions->own_optimizer) return kUncut;
@@ -66,28 +67,26 @@ int64_t SubGroupLimit(const PoolInputs& in, const Config& config) {
   return std::min(limit, buffers / of_an_element);
 }
 
-absl::Status CheckParameterBuffers(const PoolInputs& in, const StatePlacement& placement,
-                                   const Config& config) {
+absl::Status CheckParameterBuffers(const RowInputs& in, const Table& table, const Config& config) {
   const std::optional<int64_t> given = config.zero.offload_param.buffer_size;
   if (!given) return absl::OkStatus();
   const Decisions& d = *in.decisions;
-  for (size_t u = 0; u < placement.units.size(); ++u) {
-    const int unit = static_cast<int>(u);
-    const int64_t elements =
-        SwapBytes(placement, unit, SizeOf(d.compute_of(unit))) / SizeOf(d.compute);
+  for (int unit = 0; unit < table.units; ++unit) {
+    const int64_t elements = SwapBytes(table, unit) / SizeOf(d.compute);
     if (elements <= *given) continue;
     return absl::InvalidArgumentError(absl::StrCat(
         "zero_optimization.offload_param.buffer_size is ", *given,
-        " elements, but a rank's slice of unit '", in.model->units[u].name, "' has ", elements,
-        " on NVMe: raise it to at least ", elements, ", or keep more of them in RAM (max_in_cpu)"));
+        " elements, but a rank's slice of unit '", in.model->units[static_cast<size_t>(unit)].name,
+        "' has ", elements, " on NVMe: raise it to at least ", elements,
+        ", or keep more of them in RAM (max_in_cpu)"));
   }
   return absl::OkStatus();
 }
 
-// The pools of one step with other limits, until host memory holds them.
+// The table of one step with other limits, until host memory holds its pools.
 class HostFit {
  public:
-  HostFit(const PoolInputs& inputs, const Config& config)
+  HostFit(const RowInputs& inputs, const Config& config)
       : budget_(config.ebb.host_memory.value_or(INT64_MAX)),
         inputs_(inputs),
         given_(inputs.placement),
@@ -103,8 +102,8 @@ class HostFit {
                                 SizeOf(inputs.decisions->compute);
   }
 
-  // The pools with the smallest of all limits, without what follows from sub-groups.
-  Pools Least(bool has_budget) {
+  // The table with the smallest of all limits, without what follows from sub-groups.
+  Table Least(bool has_budget) {
     const Decisions& d = *inputs_.decisions;
     const double on_device = limits_.states_on_device;
     const int64_t sub_group = std::max(limits_.sub_group_elements, kCutElements);
@@ -116,88 +115,91 @@ class HostFit {
     // Which units' gradients follow the shared states is not known, so neither tier counts any.
     // Each class of states has its share, rounded to a sub-group.
     limits_.states_on_device = 0;
-    Pools least = LayOut();
+    Table least = LayOut();
     limits_.states_on_device = 1;
-    const Pools above = LayOut();
-    std::copy(std::begin(above.host_bytes), std::end(above.host_bytes), least.host_bytes);
-    const auto add = [&](int64_t(&bytes)[kStateClasses], double share) {
+    least.bytes.On(Tier::kCpu) = LayOut().bytes.On(Tier::kCpu);
+    const auto add = [&](Tier tier, double share) {
       const double all = static_cast<double>(Updated(inputs_));
       const int64_t elements =
           std::max<int64_t>(0, static_cast<int64_t>(share * all * (1 - 1e-9)) - sub_group);
-      bytes[static_cast<int>(StateClass::kMaster)] =
-          elements * d.MostOfUnits(&Decisions::master_size);
-      bytes[static_cast<int>(StateClass::kOptimizer)] = elements * 4 * d.optimizer_states;
+      least.bytes.Of(tier, StateClass::kMaster) = elements * d.MostOfUnits(&Decisions::master_size);
+      least.bytes.Of(tier, StateClass::kOptimizer) = elements * 4 * d.optimizer_states;
     };
-    add(least.bytes, on_device);
-    if (d.optimizer_tier == Tier::kCpu) add(least.host_bytes, 1 - on_device);
+    add(Tier::kDevice, on_device);
+    if (d.optimizer_tier == Tier::kCpu) add(Tier::kCpu, 1 - on_device);
     return least;
   }
 
-  Pools LayOut() {
-    if (given_ != nullptr) return LayOutPools(inputs_);
+  Table LayOut() {
+    if (given_ != nullptr) return Allocated();
     const StatePlacement placement = DecidePlacement(*inputs_.decisions, *inputs_.layout, limits_);
     inputs_.placement = &placement;
-    return LayOutPools(inputs_);
+    return Allocated();
   }
 
-  // Pools within the budget if there are any, else the smallest.
-  Pools Shrunk() {
+  // A table within the budget if there is any, else the smallest.
+  Table Shrunk() {
     const HostFit wanted = *this;
     TakeLeast();
-    Pools pools = LayOut();
+    Table table = LayOut();
     // Nothing between the two is tried then.
-    if (!Fits(pools) && !FitsWithAllStates(pools)) return pools;
+    if (!Fits(table) && !FitsWithAllStates(table)) return table;
     *this = wanted;
     // If all states are there, none passes through slots or moves to the disk.
     const int slots = inputs_.parameter_slots;
     for (; inputs_.parameter_slots >= std::min(slots, kParameterSlotsMin);
          --inputs_.parameter_slots) {
-      if (FitsWithAllStates(pools)) return pools;
+      if (FitsWithAllStates(table)) return table;
     }
     inputs_.parameter_slots = slots;
-    pools = LayOut();
+    table = LayOut();
     // Without slots for masters, gathers read parameters. Parameters are more bytes, but nothing
     // else gets slower.
-    if (!Fits(pools)) {
+    if (!Fits(table)) {
       inputs_.gather_slot_bytes = 0;
-      pools = LayOut();
+      table = LayOut();
     }
-    while (!Fits(pools) && MayHalve()) {
+    while (!Fits(table) && MayHalve()) {
       limits_.sub_group_elements /= 2;
-      pools = LayOut();
+      table = LayOut();
     }
-    while (!Fits(pools) && inputs_.parameter_slots > kParameterSlotsMin) {
+    while (!Fits(table) && inputs_.parameter_slots > kParameterSlotsMin) {
       --inputs_.parameter_slots;
-      pools = LayOut();
+      table = LayOut();
     }
-    if (!Fits(pools)) FitsWithAllStates(pools);
-    return pools;
+    if (!Fits(table)) FitsWithAllStates(table);
+    return table;
   }
 
   // The rest of the budget is for states. Rounding takes a little, so the share is lowered until
   // it fits.
-  Pools Filled(Pools pools) {
-    if (limits_.states_in_cpu_bytes > 0) return pools;  // all states are in host memory
-    limits_.states_in_cpu_bytes = budget_ - HostBytes(pools);
+  Table Filled(Table table) {
+    if (limits_.states_in_cpu_bytes > 0) return table;  // all states are in host memory
+    limits_.states_in_cpu_bytes = budget_ - HostBytes(table.bytes);
     while (limits_.states_in_cpu_bytes > 0) {
-      Pools granted = LayOut();
-      const int64_t excess = HostBytes(granted) - budget_;
+      Table granted = LayOut();
+      const int64_t excess = HostBytes(granted.bytes) - budget_;
       if (excess <= 0) return granted;
       limits_.states_in_cpu_bytes -= excess;
     }
-    return pools;
+    return table;
   }
 
-  bool Fits(const Pools& pools) const { return HostBytes(pools) <= budget_; }
+  bool Fits(const Table& table) const { return HostBytes(table.bytes) <= budget_; }
 
  private:
-  // If they fit, `pools` are the pools with all states.
-  bool FitsWithAllStates(Pools& pools) {
+  Table Allocated() const {
+    Table table = RowsOf(inputs_);
+    Allocate(table);
+    return table;
+  }
+  // If they fit, `table` is the one with all states in host memory.
+  bool FitsWithAllStates(Table& table) {
     if (inputs_.decisions->optimizer_tier != Tier::kNvme) return false;
     limits_.states_in_cpu_bytes = INT64_MAX;
-    Pools all = LayOut();
+    Table all = LayOut();
     const bool fits = Fits(all);
-    if (fits) pools = std::move(all);
+    if (fits) table = std::move(all);
     if (!fits) limits_.states_in_cpu_bytes = 0;
     return fits;
   }
@@ -212,7 +214,7 @@ class HostFit {
   }
 
   int64_t budget_;
-  PoolInputs inputs_;
+  RowInputs inputs_;
   const StatePlacement* given_;
   int64_t sub_group_least_;
   PlacementLimits limits_;
@@ -233,14 +235,14 @@ int64_t SubGroupElementsLeast(int64_t elements) {
   return (elements / kSubGroupsMax + kCutElements - 1) / kCutElements * kCutElements;
 }
 
-absl::StatusOr<Pools> LayOutNearBudget(const PoolInputs& inputs, const Config& config) {
+absl::StatusOr<Table> LayOutNearBudget(const RowInputs& inputs, const Config& config) {
   HostFit fit(inputs, config);
-  Pools pools = fit.LayOut();
-  if (!inputs.decisions->offloads() && !config.ebb.device_memory) return pools;
-  EBB_RETURN_IF_ERROR(CheckParameterBuffers(inputs, pools.placement, config));
-  if (!config.ebb.host_memory) return pools;
-  pools = fit.Shrunk();
-  return inputs.fills_host && fit.Fits(pools) ? fit.Filled(std::move(pools)) : pools;
+  Table table = fit.LayOut();
+  if (!inputs.decisions->offloads() && !config.ebb.device_memory) return table;
+  EBB_RETURN_IF_ERROR(CheckParameterBuffers(inputs, table, config));
+  if (!config.ebb.host_memory) return table;
+  table = fit.Shrunk();
+  return inputs.fills_host && fit.Fits(table) ? fit.Filled(std::move(table)) : std::move(table);
 }
 
 std::string WhatOwnOptimizerOverrules(const Config& config) {
@@ -264,26 +266,26 @@ std::string WhatOwnOptimizerOverrules(const Config& config) {
       "rank's slices of parameters uncut, and staging has room for the largest");
 }
 
-Pools LeastPools(const PoolInputs& inputs, const Config& config) {
+Table LeastTable(const RowInputs& inputs, const Config& config) {
   return HostFit(inputs, config).Least(config.ebb.host_memory.has_value());
 }
 
-int64_t DeviceBytes(const Pools& pools) {
-  return Total(pools.bytes);
+int64_t DeviceBytes(const PoolBytes& pools) {
+  return Total(pools.On(Tier::kDevice));
 }
-int64_t HostBytes(const Pools& pools) {
-  return Total(pools.host_bytes);
+int64_t HostBytes(const PoolBytes& pools) {
+  return Total(pools.On(Tier::kCpu));
 }
-int64_t DiskBytes(const Pools& pools) {
-  return Total(pools.file_bytes);
+int64_t DiskBytes(const PoolBytes& pools) {
+  return Total(pools.On(Tier::kNvme));
 }
 
 namespace {
 
-std::string Needed(const Pools& pools, const HostRoom& room) {
+std::string Needed(const PoolBytes& pools, const HostRoom& room) {
   std::vector<std::string> tiers;
-  if (room.holds_device) tiers.push_back(absl::StrCat("device: ", Table(pools.bytes)));
-  if (HostBytes(pools) > 0) tiers.push_back(absl::StrCat("cpu: ", Table(pools.host_bytes)));
+  if (room.holds_device) tiers.push_back(absl::StrCat("device: ", ListOf(pools.On(Tier::kDevice))));
+  if (HostBytes(pools) > 0) tiers.push_back(absl::StrCat("cpu: ", ListOf(pools.On(Tier::kCpu))));
   if (room.holds_device && room.untouched > 0)
     tiers.push_back(absl::StrCat("of the workspace untouched: ", SizeText(room.untouched)));
   if (const int64_t staging = StateStagingBytes(pools, !room.holds_device); staging > 0)
@@ -302,17 +304,17 @@ std::string Needed(const Pools& pools, const HostRoom& room) {
 
 }  // namespace
 
-int64_t BytesInRam(const Pools& pools, const HostRoom& room) {
+int64_t BytesInRam(const PoolBytes& pools, const HostRoom& room) {
   return HostBytes(pools) + (room.holds_device ? DeviceBytes(pools) - room.untouched : 0) +
          StateStagingBytes(pools, !room.holds_device) + room.save;
 }
 
-absl::Status CheckHostRoom(const Pools& pools, const HostRoom& room) {
+absl::Status CheckHostRoom(const PoolBytes& pools, const HostRoom& room) {
   if (BytesInRam(pools, room) <= room.bytes_of_rank()) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrCat(room.of, " ", Needed(pools, room)));
 }
 
-std::string HostRoomWarning(const Pools& pools, const HostRoom& room, int64_t save) {
+std::string HostRoomWarning(const PoolBytes& pools, const HostRoom& room, int64_t save) {
   const int64_t bytes = BytesInRam(pools, room), of_rank = room.ram / room.ranks;
   std::string warning;
   if (bytes > of_rank) {
@@ -326,20 +328,20 @@ std::string HostRoomWarning(const Pools& pools, const HostRoom& room, int64_t sa
   return warning.empty() ? "" : absl::StrCat(room.of, " ", Needed(pools, room), warning);
 }
 
-absl::Status CheckBudget(const Pools& pools, const Config& config, bool names_classes) {
+absl::Status CheckBudget(const PoolBytes& pools, const Config& config, bool names_classes) {
   const auto classes = [&](const auto& bytes) {
-    return names_classes ? absl::StrCat(" (", Table(bytes), ")") : "";
+    return names_classes ? absl::StrCat(" (", ListOf(bytes), ")") : "";
   };
   const std::optional<int64_t> host = config.ebb.host_memory, device = config.ebb.device_memory;
   if (host && HostBytes(pools) > *host) {
     return absl::ResourceExhaustedError(absl::StrCat(
         "ebb.host_memory is ", SizeText(*host), " a rank, but the pools in host memory need ",
-        SizeText(HostBytes(pools)), classes(pools.host_bytes)));
+        SizeText(HostBytes(pools)), classes(pools.On(Tier::kCpu))));
   }
   if (device && DeviceBytes(pools) > *device) {
     return absl::ResourceExhaustedError(absl::StrCat(
         "ebb.device_memory is ", SizeText(*device), " a rank, but the pools on the device need ",
-        SizeText(DeviceBytes(pools)), classes(pools.bytes)));
+        SizeText(DeviceBytes(pools)), classes(pools.On(Tier::kDevice))));
   }
   return absl::OkStatus();
 }

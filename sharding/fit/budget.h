@@ -9,7 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ebb/runtime/config/config.h"
-#include "ebb/sharding/pools/pools.h"
+#include "ebb/sharding/passes/rows.h"
 
 namespace ebb::sharding {
 
@@ -26,20 +26,20 @@ int64_t SubGroupElementsLeast(int64_t elements);
 // are in RAM if ebb.host_memory has room for them. Otherwise (with fills_host) RAM gets as many
 // states as fit beside the staging memory. If even that is too much, staging is the smallest that
 // there is (CheckBudget).
-absl::StatusOr<Pools> LayOutNearBudget(const PoolInputs& inputs, const Config& config);
+absl::StatusOr<Table> LayOutNearBudget(const RowInputs& inputs, const Config& config);
 
 // Which given pool sizes (those other than the defaults) are no limits with an optimizer of the
 // trainer's, and why; "": none.
 std::string WhatOwnOptimizerOverrules(const Config& config);
 
-// Pools that need no more than LayOutNearBudget's in any class. These pools come without cuts of
-// units into sub-groups and without trying one size of slots after another: to ask only whether a
-// cap is exceeded.
-Pools LeastPools(const PoolInputs& inputs, const Config& config);
+// A table that needs no more than LayOutNearBudget's in any class. It comes without cuts of units
+// into sub-groups and without trying one size of slots after another: to ask only whether a cap is
+// exceeded.
+Table LeastTable(const RowInputs& inputs, const Config& config);
 
 // kResourceExhausted: a cap is exceeded. With names_classes the error names the bytes that each
 // class needs.
-absl::Status CheckBudget(const Pools& pools, const Config& config, bool names_classes = true);
+absl::Status CheckBudget(const PoolBytes& pools, const Config& config, bool names_classes = true);
 
 // Memory that a host has left for the pools of some of its ranks.
 struct HostRoom {
@@ -59,18 +59,18 @@ struct HostRoom {
   }
 };
 // Bytes of a rank in RAM: its pools, the staging of calls for state, and the save.
-int64_t BytesInRam(const Pools& pools, const HostRoom& room);
+int64_t BytesInRam(const PoolBytes& pools, const HostRoom& room);
 // kResourceExhausted: the host cannot hold these bytes, not even with swap space. The error names
 // the bytes that each class needs.
-absl::Status CheckHostRoom(const Pools& pools, const HostRoom& room);
+absl::Status CheckHostRoom(const PoolBytes& pools, const HostRoom& room);
 // A sentence if the host can hold the pools, but perhaps only with swap space, or with less than
 // BesidePools() for the rest, or without a save of `save` bytes; else "".
-std::string HostRoomWarning(const Pools& pools, const HostRoom& room, int64_t save);
+std::string HostRoomWarning(const PoolBytes& pools, const HostRoom& room, int64_t save);
 
 // All classes of a rank.
-int64_t DeviceBytes(const Pools& pools);
-int64_t HostBytes(const Pools& pools);
-int64_t DiskBytes(const Pools& pools);
+int64_t DeviceBytes(const PoolBytes& pools);
+int64_t HostBytes(const PoolBytes& pools);
+int64_t DiskBytes(const PoolBytes& pools);
 std::string SizeText(int64_t bytes);  // "7 bytes", "20.5 KiB", "7.1 MiB", "12.03 GiB"
 
 }  // namespace ebb::sharding

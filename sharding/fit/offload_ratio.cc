@@ -10,8 +10,7 @@ namespace {
 
 constexpr int kHundredths = 100;
 
-// The pools of the same step with other ratios. If none can be laid out, the plan reports the
-// error.
+// The table of the same step with other ratios. If none can be laid out, the plan reports the error.
 class Trial {
  public:
   explicit Trial(const PlanInputs& inputs) : config_(*inputs.config), inputs_(inputs) {
@@ -19,8 +18,8 @@ class Trial {
   }
 
   bool HostHolds(int hundredths) {
-    const absl::StatusOr<Pools> pools = With(hundredths);
-    return !pools.ok() || HostBytes(*pools) <= config_.ebb.host_memory.value_or(INT64_MAX);
+    const absl::StatusOr<Table> table = With(hundredths);
+    return !table.ok() || HostBytes(table->bytes) <= config_.ebb.host_memory.value_or(INT64_MAX);
   }
   int RaisedFrom(int hundredths, std::optional<int64_t> device_bytes) {
     if (!device_bytes || !IsTooLarge(hundredths, *device_bytes)) return hundredths;
@@ -33,13 +32,13 @@ class Trial {
   }
 
  private:
-  absl::StatusOr<Pools> With(int hundredths) {
+  absl::StatusOr<Table> With(int hundredths) {
     config_.zero.offload_optimizer.ratio = static_cast<double>(hundredths) / kHundredths;
-    return PlanPools(inputs_);
+    return PlanTable(inputs_);
   }
   bool IsTooLarge(int hundredths, int64_t device_bytes) {
-    const absl::StatusOr<Pools> pools = With(hundredths);
-    return pools.ok() && DeviceBytes(*pools) > device_bytes;
+    const absl::StatusOr<Table> table = With(hundredths);
+    return table.ok() && DeviceBytes(table->bytes) > device_bytes;
   }
 
   Config config_;

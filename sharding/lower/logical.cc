@@ -4,8 +4,8 @@
 #include <set>
 #include <utility>
 
-#include "ebb/sharding/pools/boundaries.h"
-#include "ebb/sharding/pools/pools.h"
+#include "ebb/sharding/passes/boundaries.h"
+#include "ebb/sharding/passes/rows.h"
 
 namespace ebb::sharding {
 namespace {
@@ -50,9 +50,7 @@ class LogicalPlanner {
   void TakeParameterNorms();
 
   bool IsCarried(int unit) const { return swap_ins_.carried[static_cast<size_t>(unit)]; }
-  const UnitPlacement& PlacementOf(int unit) const {
-    return in_.plan.pools.placement.units[static_cast<size_t>(unit)];
-  }
+  auto SubGroupsOf(int unit) const { return in_.plan.table.SubGroupNumbersOf(unit); }
   // At stage 0 every rank updates with all of them.
   bool GathersGradients() const { return d_.stage == 0 && d_.world > 1; }
 
@@ -106,7 +104,8 @@ void LogicalPlanner::Drain() {
 
 void LogicalPlanner::WalkScopes() {
   std::vector<bool> leaves;
-  for (const VisitAddresses& visit : in_.plan.pools.visits) leaves.push_back(visit.leaves);
+  for (int visit = 0; visit < in_.plan.table.visits; ++visit)
+    leaves.push_back(in_.plan.table.Has(Purpose::kOutputAway, visit));
   boundaries_ = TicksOfBoundaries(in_.plan.scopes, leaves);
   FindEarlyUpdates();
   const std::vector<ScopeTick> ticks = TicksOf(in_.plan.scopes);
@@ -226,8 +225,7 @@ void LogicalPlanner::FindEarlyUpdates() {
     for (int scope : group) {
       const int unit = in_.plan.scopes[static_cast<size_t>(scope)].unit;
       if (!in_.reduction.is_last[static_cast<size_t>(scope)] || IsCarried(unit)) continue;
-      for (int g = 0; g < PlacementOf(unit).sub_groups; ++g)
-        early_sub_groups_.push_back(PlacementOf(unit).first_sub_group + g);
+      for (const int g : SubGroupsOf(unit)) early_sub_groups_.push_back(g);
     }
   }
 }
@@ -245,9 +243,7 @@ void LogicalPlanner::ReadStatesAhead() {
 }
 
 void LogicalPlanner::Update(int unit) {
-  const UnitPlacement& placement = PlacementOf(unit);
-  for (int g = placement.first_sub_group; g < placement.first_sub_group + placement.sub_groups;
-       ++g) {
+  for (const int g : SubGroupsOf(unit)) {
     if (ahead_.erase(g) == 0) Issue({.kind = LogicalOp::kReadStates, .index = g});
     Issue({.kind = LogicalOp::kUpdate, .index = g});
     if (!IsCarried(unit)) ReadStatesAhead();
@@ -289,8 +285,7 @@ void LogicalPlanner::UpdateRest() {
 void LogicalPlanner::TakeParameterNorms() {
   for (int unit : TrainableInForward(in_)) {
     if (d_.norm_states[static_cast<size_t>(unit)] < 0) continue;
-    for (int g = 0; g < PlacementOf(unit).sub_groups; ++g)
-      Issue({.kind = LogicalOp::kParameterNorms, .index = PlacementOf(unit).first_sub_group + g});
+    for (const int g : SubGroupsOf(unit)) Issue({.kind = LogicalOp::kParameterNorms, .index = g});
   }
   Issue({.kind = LogicalOp::kExchangeNorms});
 }

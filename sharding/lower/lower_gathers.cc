@@ -1,8 +1,24 @@
 #include "ebb/sharding/lower/lower_gathers.h"
 
-#include "ebb/sharding/unit_places.h"
+#include "ebb/sharding/program/table.h"
 
 namespace ebb::sharding {
+
+void AddGather(const Table& table, int unit, std::vector<Operand>& operands) {
+  for (const bool trainable : {true, false}) {
+    const int from = GatheredFrom(table, unit, trainable), to = WholeRow(table, unit, trainable);
+    const Array& whole = table[to];
+    if (whole.elements == 0) continue;
+    operands.push_back({.place = table.OwnSlice(from),
+                        .dtype = whole.dtype,
+                        .access = Access::kRead,
+                        .count = whole.elements / table.slices});
+    operands.push_back({.place = table.PlaceOf(to),
+                        .dtype = whole.dtype,
+                        .access = Access::kWrite,
+                        .count = whole.elements});
+  }
+}
 
 void GatherLowering::Read(int swap_in) {
   const SwapIn& read = swap_ins_.reads[static_cast<size_t>(swap_in)];
@@ -15,26 +31,29 @@ void GatherLowering::Read(int swap_in) {
 }
 
 std::vector<int> GatherLowering::SharedSubGroups(int unit) const {
-  const UnitPlacement& placement = in_.plan.pools.placement.units[static_cast<size_t>(unit)];
   std::vector<int> shared;
-  for (int g = placement.first_sub_group; g < placement.first_sub_group + placement.sub_groups; ++g)
+  for (const int g : table_.SubGroupNumbersOf(unit))
     if (swap_ins_.shares_masters(g)) shared.push_back(g);
   return shared;
 }
 
+Place GatherLowering::MasterSlotOf(int sub_group) const {
+  return table_.TurnOf(table_.Find(Purpose::kMasterSlot),
+                       swap_ins_.master_slot[static_cast<size_t>(sub_group)]);
+}
+
 void GatherLowering::ReadMasters(const SwapIn& swap_in) {
-  const Pools& pools = in_.plan.pools;
   OperationDraft read{.kind = OperationKind::kRead, .stream = StreamId::kReadParameters};
   for (int unit : swap_in.shared) {
     if (d_.reads_parameters(unit)) continue;
     read.parts.push_back({.unit = unit});
     for (int g : SharedSubGroups(unit)) {
-      const SubGroup& group = pools.placement.sub_groups[static_cast<size_t>(g)];
+      const SubGroup& group = table_.sub_groups[static_cast<size_t>(g)];
       const int64_t bytes = SwapAligned(group.count() * d_.master_size(unit));
       read.moves.push_back(
           {.state = StateClass::kMaster,
-           .from = group.master,
-           .to = pools.master_slots.Slot(swap_ins_.master_slot[static_cast<size_t>(g)]),
+           .from = table_.PlaceOf(table_.Find(Purpose::kMaster, unit), group.begin),
+           .to = MasterSlotOf(g),
            .bytes = bytes});
       read.bytes += bytes;
     }
@@ -44,15 +63,13 @@ void GatherLowering::ReadMasters(const SwapIn& swap_in) {
 
 // On the stream of the reads, where their ends are.
 void GatherLowering::CastMasters(const SwapIn& swap_in) {
-  const Pools& pools = in_.plan.pools;
   OperationDraft cast{.kind = OperationKind::kCastMasters, .stream = StreamId::kReadParameters};
   for (int unit : swap_in.shared) {
     for (int g : SharedSubGroups(unit)) {
-      const SubGroup& group = pools.placement.sub_groups[static_cast<size_t>(g)];
+      const SubGroup& group = table_.sub_groups[static_cast<size_t>(g)];
       cast.parts.push_back({.unit = unit});
       cast.updates.push_back({.sub_group = g});
-      writer_.operands().Add(pools.master_slots.Slot(swap_ins_.master_slot[static_cast<size_t>(g)]),
-                             DType::kFloat32, Access::kRead, group.count());
+      writer_.operands().Add(MasterSlotOf(g), DType::kFloat32, Access::kRead, group.count());
       writer_.operands().Add(InSlot(in_.plan, swap_in, unit, true, group.begin),
                              d_.compute_of(unit), Access::kWrite, group.count());
       cast.bytes += group.count() * (d_.master_size(unit) + SizeOf(d_.compute_of(unit)));
@@ -73,8 +90,8 @@ void GatherLowering::ReadParameters(int swap_in, bool carried) {
     const size_t moves = read.moves.size();
     for (const bool trainable : {true, false}) {
       if (carried != (is_updated && trainable)) continue;
-      for (const ParameterPiece& piece :
-           in_.plan.pools.placement.units[static_cast<size_t>(unit)].pieces(trainable)) {
+      const int row = table_.Find(Purpose::kParameter, unit, trainable);
+      for (const Extent& piece : table_.ExtentsOf(row)) {
         if (piece.place.tier != Tier::kNvme) continue;
         for (const auto& [begin, end] : NotCast(swap_in, unit, trainable, piece)) {
           const int64_t bytes = SwapAligned((end - begin) * size);
@@ -94,16 +111,14 @@ void GatherLowering::ReadParameters(int swap_in, bool carried) {
 
 // The part of a piece that a read brings: all but sub-groups with masters that are read instead.
 GatherLowering::Ranges GatherLowering::NotCast(int swap_in, int unit, bool trainable,
-                                               const ParameterPiece& piece) const {
+                                               const Extent& piece) const {
   const bool casts = trainable && !d_.reads_parameters(unit) &&
                      !swap_ins_.carried[static_cast<size_t>(unit)] &&
                      swap_ins_.of_update[static_cast<size_t>(unit)] == swap_in;
   if (!casts) return {{piece.begin, piece.end}};
   Ranges ranges;
-  const UnitPlacement& placement = in_.plan.pools.placement.units[static_cast<size_t>(unit)];
-  for (int g = placement.first_sub_group; g < placement.first_sub_group + placement.sub_groups;
-       ++g) {
-    const SubGroup& group = in_.plan.pools.placement.sub_groups[static_cast<size_t>(g)];
+  for (const int g : table_.SubGroupNumbersOf(unit)) {
+    const SubGroup& group = table_.sub_groups[static_cast<size_t>(g)];
     if (group.begin < piece.begin || group.begin >= piece.end || swap_ins_.shares_masters(g))
       continue;
     if (!ranges.empty() && ranges.back().second == group.begin) {
@@ -123,9 +138,9 @@ void GatherLowering::Upload(int index) {
     const int64_t size = SizeOf(d_.compute_of(unit));
     const size_t moves = upload.moves.size();
     for (const bool trainable : {true, false}) {
-      const Place slice = SlicePlace(in_.plan, unit, trainable);
-      for (const ParameterPiece& piece :
-           in_.plan.pools.placement.units[static_cast<size_t>(unit)].pieces(trainable)) {
+      const int to = GatheredFrom(table_, unit, trainable);
+      for (const Extent& piece :
+           table_.ExtentsOf(table_.Find(Purpose::kParameter, unit, trainable))) {
         if (piece.place.tier == Tier::kDevice) continue;
         upload.moves.push_back(
             {.state = StateClass::kParameter,
@@ -133,7 +148,7 @@ void GatherLowering::Upload(int index) {
                          ? piece.place
                          : InSlot(in_.plan, swap_ins_.reads[static_cast<size_t>(swap_in)], unit,
                                   trainable, piece.begin),
-             .to = slice.Plus(piece.begin * size),
+             .to = table_.OwnSlice(to, piece.begin),
              .bytes = piece.count() * size});
         upload.bytes += piece.count() * size;
       }
@@ -159,7 +174,7 @@ void GatherLowering::Gather(int index) {
       AddSecondary(interval.unit, /*fills=*/false);
     } else {
       gather.bytes += d_.RingBytes(unit.shard(), dtype);
-      AddGather(in_.plan, interval.unit, writer_.operands().operands());
+      AddGather(table_, interval.unit, writer_.operands().operands());
     }
   }
   const int gathered = writer_.Issue(gather);
@@ -189,15 +204,13 @@ void GatherLowering::Fill(const GatherGroup& group) {
 // With `fills`: copies this rank's part of a gathered unit into its secondary shard. Without:
 // gathers the unit from the secondary shards of a group of ranks.
 void GatherLowering::AddSecondary(int unit, bool fills) {
-  const UnitAddresses& at = in_.plan.pools.units[static_cast<size_t>(unit)];
   const DType dtype = d_.compute_of(unit);
   for (const bool trainable : {true, false}) {
     const Section& section = SectionOf(in_.plan, unit, trainable);
     const int64_t count = d_.SecondaryShard(section);
     if (count == 0) continue;
-    const Place secondary = DevicePlace(StateClass::kSecondary,
-                                        trainable ? at.secondary_trainable : at.secondary_frozen);
-    Place whole = WholePlace(in_.plan, unit, trainable);
+    const Place secondary = table_.PlaceOf(table_.Find(Purpose::kSecondary, unit, trainable));
+    Place whole = table_.PlaceOf(WholeRow(table_, unit, trainable));
     if (fills) {
       whole.per_slice = count * SizeOf(dtype);
       whole.of_secondary = true;
@@ -217,9 +230,9 @@ void GatherLowering::Refresh(const std::vector<int>& units) {
     refresh.parts.push_back({.unit = unit});
     const DType dtype = d_.compute_of(unit);
     refresh.bytes += d_.RingBytes(section.shard, dtype);
-    writer_.operands().Add(SlicePlace(in_.plan, unit, true), dtype, Access::kRead, section.shard);
-    writer_.operands().Add(WholePlace(in_.plan, unit, true), dtype, Access::kWrite,
-                           section.elements);
+    const int parameter = table_.Find(Purpose::kParameter, unit);
+    writer_.operands().Add(table_.OwnSlice(parameter), dtype, Access::kRead, section.shard);
+    writer_.operands().Add(table_.PlaceOf(parameter), dtype, Access::kWrite, section.elements);
   }
   writer_.Issue(refresh);
 }

@@ -17,10 +17,17 @@
 
 namespace ebb::sharding {
 
+// Operands of an all-gather of the unit from all its slices.
+void AddGather(const Table& table, int unit, std::vector<Operand>& operands);
+
 class GatherLowering {
  public:
   GatherLowering(const PassInputs& in, const SwapIns& swap_ins, PlanWriter& writer)
-      : in_(in), swap_ins_(swap_ins), d_(in.plan.decisions), writer_(writer) {}
+      : in_(in),
+        swap_ins_(swap_ins),
+        d_(in.plan.decisions),
+        table_(in.plan.table),
+        writer_(writer) {}
 
   void Read(int swap_in);
   void Upload(int group);
@@ -33,15 +40,17 @@ class GatherLowering {
   void ReadMasters(const SwapIn& swap_in);
   void CastMasters(const SwapIn& swap_in);
   std::vector<int> SharedSubGroups(int unit) const;
+  Place MasterSlotOf(int sub_group) const;
   // `carried`: reads what carried updates would bring, for a step without any.
   void ReadParameters(int swap_in, bool carried);
-  Ranges NotCast(int swap_in, int unit, bool trainable, const ParameterPiece& piece) const;
+  Ranges NotCast(int swap_in, int unit, bool trainable, const Extent& piece) const;
   void Fill(const GatherGroup& group);
   void AddSecondary(int unit, bool fills);
 
   const PassInputs& in_;
   const SwapIns& swap_ins_;
   const Decisions& d_;
+  const Table& table_;
   PlanWriter& writer_;
 };
 

@@ -2,8 +2,8 @@
 
 #include <utility>
 
-#include "ebb/sharding/pools/pool.h"
-#include "ebb/sharding/unit_places.h"
+#include "ebb/sharding/passes/pool.h"
+#include "ebb/sharding/passes/reduction.h"
 
 namespace ebb::sharding {
 namespace {
@@ -13,20 +13,22 @@ constexpr int64_t kNormBlock = 1024;  // elements; a norm has one sum for each b
 }  // namespace
 
 ReductionLowering::Gradient ReductionLowering::OfUnit(const Part& part) const {
-  const auto unit = static_cast<size_t>(part.unit);
+  const int shard = table_.Find(Purpose::kGradientShard, part.unit);
   return {.part = part,
-          .section = in_.plan.layout.units[unit].trainable,
-          .shard_tier = in_.plan.pools.placement.units[unit].gradient,
+          .section = SectionOf(in_.plan, part.unit, /*trainable=*/true),
+          .shard_tier = table_.TierOf(shard),
           .communication = d_.communication_of(part.unit),
-          .accumulates = d_.accumulates[unit],
-          .shard = GradientSlicePlace(in_.plan, part.unit)};
+          .accumulates = d_.accumulates[static_cast<size_t>(part.unit)],
+          .shard = table_.OwnSlice(shard)};
 }
 
 // Casts and slices of a bucket lie end to end.
 ReductionLowering::Gradients ReductionLowering::OfGroup(const std::vector<int>& group) const {
-  const Pools& pools = in_.plan.pools;
+  const auto scratch = [this](Purpose purpose, int64_t bytes) {
+    return table_.PlaceOf(table_.Find(purpose)).Plus(bytes);
+  };
   Gradients gradients;
-  int64_t cast = pools.staging_cast, rounded = pools.staging_rounded, landed = 0;
+  int64_t cast = 0, rounded = 0, landed = 0;
   for (int s : group) {
     const auto scope = static_cast<size_t>(s);
     const PlannedScope& planned = in_.plan.scopes[scope];
@@ -38,16 +40,18 @@ ReductionLowering::Gradients ReductionLowering::OfGroup(const std::vector<int>& 
     const int64_t slice_bytes =
         PoolAligned(gradient.section.shard * SizeOf(gradient.communication));
     const bool is_shard = !gradient.accumulates && gradient.shard_tier == Tier::kDevice;
-    gradient.whole = WholeGradientPlace(in_.plan, planned.visit);
-    gradient.source = d_.casts(planned.unit) ? StagingPlace(cast) : gradient.whole;
+    gradient.whole = table_.PlaceOf(table_.Find(Purpose::kGradient, GradientKey(d_, planned)));
+    gradient.source =
+        d_.casts(planned.unit) ? scratch(Purpose::kSentGradient, cast) : gradient.whole;
     gradient.summed = gradient.source;
     gradient.summed.per_slice = gradient.section.shard * SizeOf(d_.reduced(planned.unit));
-    gradient.rounded = d_.rounds_slices(planned.unit) ? StagingPlace(rounded) : gradient.summed;
+    gradient.rounded =
+        d_.rounds_slices(planned.unit) ? scratch(Purpose::kRoundedSlice, rounded) : gradient.summed;
     if (is_shard) {
       gradient.rounded = gradient.shard;
       if (!d_.rounds_slices(planned.unit)) gradient.summed = gradient.shard;
     }
-    gradient.landed = gradient.lands() ? pools.landing.Plus(landed) : gradient.rounded;
+    gradient.landed = gradient.lands() ? scratch(Purpose::kLanding, landed) : gradient.rounded;
     cast += PoolAligned(gradient.section.elements * SizeOf(d_.reduced(planned.unit)));
     rounded += slice_bytes;
     if (gradient.lands()) landed += slice_bytes;
@@ -79,10 +83,9 @@ void ReductionLowering::Issue(OperationKind kind, StreamId stream,
   if (kind == OperationKind::kAllReduce)
     operation.bytes = 2 * (d_.replicas() - 1) * operation.bytes / d_.replicas();
   // Where pieces of all ranks are summed in one order.
-  const Pools& pools = in_.plan.pools;
   const bool sums = kind == OperationKind::kReduce || kind == OperationKind::kAllReduce;
-  if (sums && pools.staging_sums_bytes > 0)
-    to_.AddBytes(StagingPlace(pools.staging_sums), Access::kWrite, pools.staging_sums_bytes);
+  if (const int scratch = table_.Find(Purpose::kSumScratch); sums && scratch >= 0)
+    to_.AddBytes(table_.PlaceOf(scratch), Access::kWrite, table_[scratch].elements);
   writer_.Issue(operation);
 }
 
@@ -141,12 +144,11 @@ int64_t ReductionLowering::AddNorm(const Gradient& gradient) {
 }
 
 void ReductionLowering::AddSquares(const Gradient& gradient, bool last) {
-  const Pools& pools = in_.plan.pools;
   const int64_t blocks = (gradient.section.shard + kNormBlock - 1) / kNormBlock;
   to_.AddControl(to_.cells().squares + gradient.part.unit, last ? Access::kWrite : Access::kNone);
-  to_.AddBytes(
-      gradient.shard_tier == Tier::kDevice ? StagingPlace(pools.staging_norm) : pools.host_norm,
-      Access::kWrite, last ? blocks * static_cast<int64_t>(sizeof(double)) : 0);
+  const bool on_host = gradient.shard_tier != Tier::kDevice;
+  to_.AddBytes(table_.PlaceOf(table_.OnTier(Purpose::kNormScratch, on_host)), Access::kWrite,
+               last ? blocks * static_cast<int64_t>(sizeof(double)) : 0);
 }
 
 void ReductionLowering::Sum(Tier shard_tier, const Gradients& gradients) {
@@ -227,8 +229,9 @@ void ReductionLowering::GatherGradients(const std::vector<int>& units) {
     const Section& section = SectionOf(in_.plan, unit, true);
     gather.parts.push_back({.unit = unit});
     gather.bytes += d_.RingBytes(section.shard, d_.accumulation);
-    to_.Add(GradientSlicePlace(in_.plan, unit), d_.accumulation, Access::kRead, section.shard);
-    to_.Add(in_.plan.pools.GradientShard(unit), d_.accumulation, Access::kWrite, section.elements);
+    const int shard = table_.Find(Purpose::kGradientShard, unit);
+    to_.Add(table_.OwnSlice(shard), d_.accumulation, Access::kRead, section.shard);
+    to_.Add(table_.PlaceOf(shard), d_.accumulation, Access::kWrite, section.elements);
   }
   writer_.Issue(gather);
 }

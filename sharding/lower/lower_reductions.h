@@ -23,7 +23,8 @@ class ReductionLowering {
         d_(in.plan.decisions),
         writer_(writer),
         to_(writer.operands()),
-        slots_(in.plan.pools.gradient_slots) {}
+        table_(in.plan.table),
+        slots_(table_, Purpose::kGradientSlot) {}
 
   void BeginRound() { slots_.Restart(); }
   void Reduce(int group);
@@ -70,7 +71,8 @@ class ReductionLowering {
   const Decisions& d_;
   PlanWriter& writer_;
   OperandWriter& to_;
-  SlotCursor slots_;
+  const Table& table_;
+  TurnCursor slots_;
 };
 
 }  // namespace ebb::sharding

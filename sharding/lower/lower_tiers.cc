@@ -5,7 +5,6 @@
 #include "ebb/sharding/lower/lower_gathers.h"
 #include "ebb/sharding/lower/lower_reductions.h"
 #include "ebb/sharding/lower/lower_updates.h"
-#include "ebb/sharding/unit_places.h"
 
 namespace ebb::sharding {
 namespace {
@@ -21,7 +20,7 @@ void Mark(PlanWriter& writer) {
 class BoundaryLowering {
  public:
   BoundaryLowering(const PassInputs& in, PlanWriter& writer)
-      : in_(in), writer_(writer), slots_(in.plan.pools.boundary_slots) {}
+      : in_(in), table_(in.plan.table), writer_(writer), slots_(table_, Purpose::kOutputSlot) {}
 
   void BeginRound() { slots_.Restart(); }
   void Send(int visit);
@@ -30,24 +29,22 @@ class BoundaryLowering {
 
  private:
   bool swaps() const { return in_.plan.decisions.activation_tier == Tier::kNvme; }
-  const Place& PlaceOf(int visit) const;
+  Place PlaceOf(Purpose purpose, int visit) const {
+    return table_.PlaceOf(table_.Find(purpose, visit));
+  }
   void Move(OperationKind kind, StreamId stream, int visit, const Place& from, const Place& to);
 
   const PassInputs& in_;
+  const Table& table_;
   PlanWriter& writer_;
-  SlotCursor slots_;
+  TurnCursor slots_;
   std::map<int, Place> read_;  // by visit, on its way to the device
 };
-
-const Place& BoundaryLowering::PlaceOf(int visit) const {
-  return in_.plan.pools.visits[static_cast<size_t>(visit)].place;
-}
 
 void BoundaryLowering::Move(OperationKind kind, StreamId stream, int visit, const Place& from,
                             const Place& to) {
   const bool of_file = kind == OperationKind::kRead || kind == OperationKind::kWrite;
-  int64_t bytes = in_.plan.pools.visits[static_cast<size_t>(visit)].boundary_stride *
-                  in_.plan.decisions.micro_batches_per_round;
+  int64_t bytes = table_.ElementsOf(Purpose::kOutputAway, visit);
   if (of_file) bytes = SwapAligned(bytes);
   const int unit = static_cast<int>(in_.model.forward[static_cast<size_t>(visit)].unit);
   writer_.Issue(
@@ -59,20 +56,26 @@ void BoundaryLowering::Move(OperationKind kind, StreamId stream, int visit, cons
 }
 
 void BoundaryLowering::Send(int visit) {
-  const Place below = swaps() ? slots_.Next() : PlaceOf(visit);
-  Move(OperationKind::kDownload, StreamId::kDownload, visit, OutputPlace(in_.plan, visit), below);
-  if (swaps()) Move(OperationKind::kWrite, StreamId::kWrite, visit, below, PlaceOf(visit));
+  const Place below = swaps() ? slots_.Next() : PlaceOf(Purpose::kOutputAway, visit);
+  Move(OperationKind::kDownload, StreamId::kDownload, visit, PlaceOf(Purpose::kOutput, visit),
+       below);
+  if (swaps()) {
+    Move(OperationKind::kWrite, StreamId::kWrite, visit, below,
+         PlaceOf(Purpose::kOutputAway, visit));
+  }
 }
 
 void BoundaryLowering::Read(int visit) {
   const Place slot = slots_.Next();
   read_[visit] = slot;
-  Move(OperationKind::kRead, StreamId::kReadParameters, visit, PlaceOf(visit), slot);
+  Move(OperationKind::kRead, StreamId::kReadParameters, visit, PlaceOf(Purpose::kOutputAway, visit),
+       slot);
 }
 
 void BoundaryLowering::Bring(int visit) {
-  Move(OperationKind::kUpload, StreamId::kUpload, visit, swaps() ? read_.at(visit) : PlaceOf(visit),
-       OutputPlace(in_.plan, visit));
+  Move(OperationKind::kUpload, StreamId::kUpload, visit,
+       swaps() ? read_.at(visit) : PlaceOf(Purpose::kOutputAway, visit),
+       PlaceOf(Purpose::kOutput, visit));
 }
 
 class TierLowering {

@@ -8,7 +8,6 @@
 #include "ebb/sharding/fingerprint.h"
 #include "ebb/sharding/instructions.h"
 #include "ebb/sharding/norm_records.h"
-#include "ebb/sharding/unit_places.h"
 
 namespace ebb::sharding {
 namespace {
@@ -23,13 +22,13 @@ struct Records {
   int64_t bytes = 0;         // of one
   int64_t more = 0;          // of one, which all ranks' have behind all of these
   int64_t own = 0, all = 0;  // cells
-  int64_t staging = 0;       // on the device: of all ranks, then this rank's own
+  Place all_records = {};    // on the device: of all ranks, then this rank's own
 };
 
 void Gather(const Records& records, PlanWriter& writer) {
   OperandWriter& to = writer.operands();
   const int64_t of_one = records.bytes + records.more, of_all = records.ranks * of_one;
-  const Place all = StagingPlace(records.staging), own = all.Plus(of_all);
+  const Place &all = records.all_records, own = all.Plus(of_all);
   to.AddControl(records.own, Access::kRead);
   to.AddBytes(own, Access::kWrite, of_one);
   Issue(writer, OperationKind::kCopyControl);
@@ -59,11 +58,11 @@ void AddShards(const Plan& plan, OperandWriter& to) {
   assert(std::ssize(to.operands()) == kSealShards);
   const Decisions& d = plan.decisions;
   if (to.is_walk() || d.timing == UpdateTiming::kEarly) return;
-  for (size_t u = 0; u < plan.layout.units.size(); ++u) {
-    const int unit = static_cast<int>(u);
-    const bool on_disk = plan.pools.placement.units[u].gradient == Tier::kNvme;
-    to.Add(GradientSlicePlace(plan, unit), d.shard_dtype(unit),
-           on_disk ? Access::kNone : Access::kRead, plan.layout.units[u].trainable.shard);
+  for (int unit = 0; unit < plan.table.units; ++unit) {
+    const int shard = plan.table.Find(Purpose::kGradientShard, unit);
+    const bool on_disk = plan.table.TierOf(shard) == Tier::kNvme;
+    to.Add(plan.table.OwnSlice(shard), d.shard_dtype(unit), on_disk ? Access::kNone : Access::kRead,
+           SectionOf(plan, unit, /*trainable=*/true).shard);
   }
 }
 
@@ -85,7 +84,7 @@ void ExchangeRecords(const Plan& plan, PlanWriter& writer) {
           .more = RecordBytes(plan.decisions) - kExchangeBytes,
           .own = to.record(),
           .all = to.records(),
-          .staging = plan.pools.staging_exchange},
+          .all_records = plan.table.PlaceOf(plan.table.Find(Purpose::kRecords))},
          writer);
   to.AddControl(to.records(), Access::kRead);
   to.AddControl(cells.constants(), of_step(Access::kWrite));
@@ -99,8 +98,8 @@ void ExchangeNorms(const Plan& plan, PlanWriter& writer) {
   const ControlCells& cells = to.cells();
   const NormRecords records = LayOutNormRecords(plan.layout, plan.decisions);
   const auto any = [&](bool on_host) {
-    return std::any_of(plan.pools.placement.sub_groups.begin(),
-                       plan.pools.placement.sub_groups.end(), [&](const SubGroup& group) {
+    return std::any_of(plan.table.sub_groups.begin(), plan.table.sub_groups.end(),
+                       [&](const SubGroup& group) {
                          return (group.tier != Tier::kDevice) == on_host &&
                                 plan.decisions.norm_states[static_cast<size_t>(group.unit)] >= 0;
                        });
@@ -122,7 +121,7 @@ void ExchangeNorms(const Plan& plan, PlanWriter& writer) {
             .bytes = records.bytes(),
             .own = cells.norm_record(),
             .all = cells.norm_records(),
-            .staging = plan.pools.staging_norm_records},
+            .all_records = plan.table.PlaceOf(plan.table.Find(Purpose::kNormRecords))},
            writer);
   }
   to.AddControl(records.exchanged ? cells.norm_records() : cells.norm_record(), Access::kRead);
@@ -132,7 +131,7 @@ void ExchangeNorms(const Plan& plan, PlanWriter& writer) {
 }
 
 Place NormSums(const Plan& plan, bool on_host) {
-  return on_host ? plan.pools.host_norm_sums : StagingPlace(plan.pools.staging_norm_sums);
+  return plan.table.PlaceOf(plan.table.OnTier(Purpose::kNormSums, on_host));
 }
 
 UpdateLowering::UpdateLowering(const PassInputs& in, const SwapIns& swap_ins, PlanWriter& writer)
@@ -141,11 +140,10 @@ UpdateLowering::UpdateLowering(const PassInputs& in, const SwapIns& swap_ins, Pl
       d_(in.plan.decisions),
       writer_(writer),
       to_(writer.operands()),
-      host_slots_(in.plan.pools.host_work.ring),
-      device_slots_(in.plan.pools.device_work.ring) {}
+      table_(in.plan.table) {}
 
 void UpdateLowering::ReadStates(int sub_group) {
-  const int unit = in_.plan.pools.placement.sub_groups[static_cast<size_t>(sub_group)].unit;
+  const int unit = table_.sub_groups[static_cast<size_t>(sub_group)].unit;
   const bool carried = swap_ins_.carried[static_cast<size_t>(unit)];
   const int swap_in =
       carried || d_.reads_parameters(unit) ? swap_ins_.of_update[static_cast<size_t>(unit)] : -1;
@@ -200,24 +198,17 @@ void UpdateLowering::TakeNorms(int sub_group) {
 }
 
 UpdateLowering::Route UpdateLowering::RouteOf(int sub_group, int swap_in) const {
-  const Pools& pools = in_.plan.pools;
-  const SubGroup& group = pools.placement.sub_groups[static_cast<size_t>(sub_group)];
-  const UnitPlacement& unit = pools.placement.units[static_cast<size_t>(group.unit)];
+  const SubGroup& group = table_.sub_groups[static_cast<size_t>(sub_group)];
   Route route{.unit = group.unit,
               .sub_group = sub_group,
               .on_host = group.tier != Tier::kDevice,
               .swaps = group.tier == Tier::kNvme};
-  route.moves_gradient = unit.gradient != route.here();
-  route.gradient =
-      pools.GradientShard(group.unit).Plus(group.begin * SizeOf(d_.shard_dtype(group.unit)));
-  route.master = group.master;
-  route.states = group.states;
-  route.states_stride = group.states_stride;
+  const int gradient = table_.Find(Purpose::kGradientShard, group.unit);
+  route.moves_gradient = table_.TierOf(gradient) != route.here();
+  route.gradient = table_.PlaceOf(gradient, group.begin);
+  route.master = StoredPlace(route, Purpose::kMaster);
   if (!d_.writes_parameters(route.unit)) return route;
-  const ParameterPiece& piece = PieceOf(unit.trainable, d_.stage == 0 ? 0 : group.begin);
-  route.parameter_place =
-      piece.place.Plus((group.begin - piece.begin) * SizeOf(d_.compute_of(route.unit)));
-  if (d_.stage == 0) route.parameter_place.per_slice = 0;  // updates the whole
+  route.parameter_place = StoredPlace(route, Purpose::kParameter);
   route.parameter = route.parameter_place;
   route.moves_parameter = route.parameter_place.tier != route.here();
   route.in_parameter_slot =
@@ -225,29 +216,41 @@ UpdateLowering::Route UpdateLowering::RouteOf(int sub_group, int swap_in) const 
   return route;
 }
 
+Place UpdateLowering::StoredPlace(const Route& route, Purpose purpose, int state) const {
+  return table_.PlaceOfSubGroup(table_.Find(purpose, route.unit, /*trainable=*/true, state),
+                                route.sub_group);
+}
+
+Place UpdateLowering::StatePlace(const Route& route, int state) const {
+  return route.swaps ? SlotPlace(route, /*on_host=*/true, Purpose::kWorkState, state)
+                     : StoredPlace(route, Purpose::kState, state);
+}
+
+Place UpdateLowering::SlotPlace(const Route& route, bool on_host, Purpose part, int state) const {
+  return table_.TurnOf(table_.OnTier(part, on_host, state),
+                       on_host ? route.host_turn : route.device_turn);
+}
+
 void UpdateLowering::TakeSlots(int swap_in, Route& route) {
-  const WorkSlots& host = in_.plan.pools.host_work;
   // Parameters on NVMe pass through host memory also if the update runs on the device.
   const bool parameter_in_host = route.moves_parameter && !route.in_parameter_slot &&
                                  (route.on_host || route.parameter_place.tier == Tier::kNvme);
   const bool gradient_in_host =
       route.on_host ? route.moves_gradient : route.gradient.tier == Tier::kNvme;
-  if (route.swaps || gradient_in_host || parameter_in_host) route.host_slot = host_slots_.Next();
+  if (route.swaps || gradient_in_host || parameter_in_host) route.host_turn = next_turn_[1]++;
   if (!route.on_host && (route.moves_gradient || route.moves_parameter))
-    route.device_slot = device_slots_.Next();
+    route.device_turn = next_turn_[0]++;
   route.host_parameter = route.in_parameter_slot
                              ? InSlot(in_.plan, swap_ins_.reads[static_cast<size_t>(swap_in)],
                                       route.unit, true, GroupOf(route).begin)
-                             : route.host_slot.Plus(host.parameter);
+                             : SlotPlace(route, /*on_host=*/true, Purpose::kWorkParameter);
   if (!route.swaps) return;
   if (swap_ins_.shares_masters(route.sub_group)) {
-    route.master = in_.plan.pools.master_slots.Slot(
-        swap_ins_.master_slot[static_cast<size_t>(route.sub_group)]);
+    route.master = table_.TurnOf(table_.Find(Purpose::kMasterSlot),
+                                 swap_ins_.master_slot[static_cast<size_t>(route.sub_group)]);
   } else if (d_.master_size(route.unit) > 0) {
-    route.master = route.host_slot.Plus(host.master);
+    route.master = SlotPlace(route, /*on_host=*/true, Purpose::kWorkMaster);
   }
-  route.states = route.host_slot.Plus(host.states);
-  route.states_stride = host.states_stride;
 }
 
 void UpdateLowering::Read(int states, const Route& route) {
@@ -255,15 +258,15 @@ void UpdateLowering::Read(int states, const Route& route) {
   std::vector<sharding::Move> reads;
   if (route.swaps && d_.master_size(route.unit) > 0 && !swap_ins_.shares_masters(route.sub_group)) {
     reads.push_back({.state = StateClass::kMaster,
-                     .from = group.master,
+                     .from = StoredPlace(route, Purpose::kMaster),
                      .to = route.master,
                      .bytes = SwapAligned(group.count() * d_.master_size(route.unit))});
   }
   for (int k = 0; route.swaps && k < states; ++k) {
     reads.push_back({.state = StateClass::kOptimizer,
-                     .from = group.states.Plus(k * group.states_stride),
-                     .to = route.states.Plus(k * route.states_stride),
-                     .bytes = group.states_stride});
+                     .from = StoredPlace(route, Purpose::kState, k),
+                     .to = StatePlace(route, k),
+                     .bytes = SwapAligned(group.count() * SizeOf(DType::kFloat32))});
   }
   const bool is_there = route.in_parameter_slot && !route.carried;
   if (route.moves_parameter && d_.reads_parameters(route.unit) && !is_there &&
@@ -284,7 +287,7 @@ void UpdateLowering::Bring(Route& route) {
 void UpdateLowering::BringGradient(Route& route) {
   const int64_t bytes = GroupOf(route).count() * SizeOf(d_.shard_dtype(route.unit));
   if (route.gradient.tier == Tier::kNvme) {
-    const Place in_host = route.host_slot.Plus(in_.plan.pools.host_work.gradient);
+    const Place in_host = SlotPlace(route, /*on_host=*/true, Purpose::kWorkGradient);
     Move(route, OperationKind::kRead, StreamId::kReadStates,
          {{.state = StateClass::kGradient,
            .from = route.gradient,
@@ -293,8 +296,7 @@ void UpdateLowering::BringGradient(Route& route) {
     route.gradient = in_host;
   }
   if (!route.moves_gradient || route.gradient.tier == route.here()) return;
-  const WorkSlots& slots = route.on_host ? in_.plan.pools.host_work : in_.plan.pools.device_work;
-  const Place to = route.slot().Plus(slots.gradient);
+  const Place to = SlotPlace(route, route.on_host, Purpose::kWorkGradient);
   Copy(route, route.on_host,
        {.state = StateClass::kGradient, .from = route.gradient, .to = to, .bytes = bytes});
   route.gradient = to;
@@ -302,10 +304,10 @@ void UpdateLowering::BringGradient(Route& route) {
 
 void UpdateLowering::BringParameter(Route& route) {
   if (!route.moves_parameter) return;
-  const WorkSlots& slots = route.on_host ? in_.plan.pools.host_work : in_.plan.pools.device_work;
   const bool of_file = route.parameter_place.tier == Tier::kNvme;
-  route.parameter =
-      route.on_host && of_file ? route.host_parameter : route.slot().Plus(slots.parameter);
+  route.parameter = route.on_host && of_file
+                        ? route.host_parameter
+                        : SlotPlace(route, route.on_host, Purpose::kWorkParameter);
   // The parameter is read as the master or half of it. Here it has come from the swap file already.
   if (!d_.reads_parameters(route.unit) || (route.on_host && of_file)) return;
   Copy(route, route.on_host,
@@ -331,14 +333,14 @@ void UpdateLowering::WriteBack(const Route& route) {
   if (route.swaps && d_.master_size(route.unit) > 0) {
     writes.push_back({.state = StateClass::kMaster,
                       .from = route.master,
-                      .to = group.master,
+                      .to = StoredPlace(route, Purpose::kMaster),
                       .bytes = SwapAligned(group.count() * d_.master_size(route.unit))});
   }
   for (int k = 0; route.swaps && k < d_.optimizer_states; ++k) {
     writes.push_back({.state = StateClass::kOptimizer,
-                      .from = route.states.Plus(k * route.states_stride),
-                      .to = group.states.Plus(k * group.states_stride),
-                      .bytes = group.states_stride});
+                      .from = StatePlace(route, k),
+                      .to = StoredPlace(route, Purpose::kState, k),
+                      .bytes = SwapAligned(group.count() * SizeOf(DType::kFloat32))});
   }
   if (route.moves_parameter && place.tier == Tier::kNvme) {
     writes.push_back({.state = StateClass::kParameter,
@@ -378,20 +380,18 @@ void UpdateLowering::AddArrays(const Route& route, Access access, int states, bo
                               : reads         ? Access::kReadWrite
                                               : Access::kWrite;
   to_.Add(route.parameter, d_.compute_of(route.unit), of_parameter, has_parameter ? count : 0);
-  for (int k = 0; k < states; ++k)
-    to_.Add(route.states.Plus(k * route.states_stride), DType::kFloat32, access, count);
+  for (int k = 0; k < states; ++k) to_.Add(StatePlace(route, k), DType::kFloat32, access, count);
 }
 
 // An optimizer of the trainer's gets one part of a parameter in fp32.
 void UpdateLowering::AddOwnStaging(const Route& route) {
-  const Pools& pools = in_.plan.pools;
   int64_t longest = 0;
   for (const PlacedParameter& placement : SectionOf(in_.plan, route.unit, true).placements)
     longest = std::max(longest, std::min(placement.elements, GroupOf(route).count()));
-  to_.Add(route.on_host ? pools.host_gradient : StagingPlace(pools.staging_gradient),
-          DType::kFloat32, Access::kWrite, longest);
+  to_.Add(table_.PlaceOf(table_.OnTier(Purpose::kOwnGradient, route.on_host)), DType::kFloat32,
+          Access::kWrite, longest);
   if (!d_.reads_parameters(route.unit)) return;
-  to_.Add(route.on_host ? pools.host_master : StagingPlace(pools.staging_master), DType::kFloat32,
+  to_.Add(table_.PlaceOf(table_.OnTier(Purpose::kOwnMaster, route.on_host)), DType::kFloat32,
           Access::kWrite, longest);
 }
 

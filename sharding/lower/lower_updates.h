@@ -49,18 +49,22 @@ class UpdateLowering {
     bool moves_gradient = false, moves_parameter = false;
     bool in_parameter_slot = false;  // its parameters pass through the slot that gathers read from
     Place parameter_place = {};
-    Place host_slot = {}, device_slot = {};
-    Place host_parameter = {};  // on the way to or from the swap file
-    Place gradient = {}, master = {}, states = {}, parameter = {};
-    int64_t states_stride = 0;
+    int64_t host_turn = 0, device_turn = 0;  // of work slots
+    Place host_parameter = {};               // on the way to or from the swap file
+    Place gradient = {}, master = {}, parameter = {};
 
     Tier here() const { return on_host ? Tier::kCpu : Tier::kDevice; }
     StreamId stream() const { return on_host ? StreamId::kHostUpdate : StreamId::kUpdate; }
-    const Place& slot() const { return on_host ? host_slot : device_slot; }
   };
   const SubGroup& GroupOf(const Route& route) const {
-    return in_.plan.pools.placement.sub_groups[static_cast<size_t>(route.sub_group)];
+    return table_.sub_groups[static_cast<size_t>(route.sub_group)];
   }
+  // An array of the sub-group where it lives between steps.
+  Place StoredPlace(const Route& route, Purpose purpose, int state = 0) const;
+  // Where the update finds a state: in its place, or in the sub-group's slot.
+  Place StatePlace(const Route& route, int state) const;
+  // A part of the sub-group's slot.
+  Place SlotPlace(const Route& route, bool on_host, Purpose part, int state = 0) const;
   // `swap_in`: a carried update fills its parameter slot, or an early update shares its read; -1:
   // none.
   Route RouteOf(int sub_group, int swap_in) const;
@@ -84,7 +88,8 @@ class UpdateLowering {
   const Decisions& d_;
   PlanWriter& writer_;
   OperandWriter& to_;
-  SlotCursor host_slots_, device_slots_;
+  const Table& table_;
+  int64_t next_turn_[2] = {};  // of work slots on the device, on the host
   std::map<int, Route> read_;  // by sub-group with states on their way
   bool norms_begun_[2] = {};   // on the device, on the host
 };

@@ -11,9 +11,9 @@
 
 #include <cstdint>
 
+#include "ebb/sharding/passes/reduction.h"
+#include "ebb/sharding/passes/residency.h"
 #include "ebb/sharding/plan.h"
-#include "ebb/sharding/pools/reduction.h"
-#include "ebb/sharding/pools/residency.h"
 
 namespace ebb::sharding {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "ebb/sharding/pools/reduction.h"
+#include "ebb/sharding/passes/reduction.h"
 
 namespace ebb::sharding {
 namespace {
@@ -11,11 +11,19 @@ namespace {
 class SwapInPlanner {
  public:
   explicit SwapInPlanner(const PassInputs& in)
-      : in_(in), d_(in.plan.decisions), pools_(in.plan.pools) {}
+      : in_(in),
+        d_(in.plan.decisions),
+        table_(in.plan.table),
+        parameter_slots_(TurnsOf(Purpose::kParameterSlot)),
+        master_users_(static_cast<size_t>(TurnsOf(Purpose::kMasterSlot)), -1) {}
 
   SwapIns Run();
 
  private:
+  int TurnsOf(Purpose ring) const {
+    const int row = table_.Find(ring);
+    return row < 0 ? 0 : table_[row].turns;
+  }
   bool LivesOnNvme(int unit) const;
   void OfDrain();
   void OfGathers();
@@ -26,23 +34,24 @@ class SwapInPlanner {
 
   const PassInputs& in_;
   const Decisions& d_;
-  const Pools& pools_;
+  const Table& table_;
+  const int parameter_slots_;
   SwapIns planned_;
-  // By slot of Pools::master_slots, the unit that has it so far; the number of the next slot.
+  // By master slot, the unit that has it so far; the number of the next slot.
   std::vector<int> master_users_;
   int next_master_slot_ = 0;
 };
 
 bool SwapInPlanner::LivesOnNvme(int unit) const {
-  const auto& pieces = pools_.placement.units[static_cast<size_t>(unit)].trainable;
+  const auto pieces = table_.ExtentsOf(table_.Find(Purpose::kParameter, unit));
   return std::any_of(pieces.begin(), pieces.end(),
-                     [](const ParameterPiece& piece) { return piece.place.tier == Tier::kNvme; });
+                     [](const Extent& piece) { return piece.place.tier == Tier::kNvme; });
 }
 
 SwapIns SwapInPlanner::Run() {
   const int units = static_cast<int>(in_.plan.layout.units.size());
   planned_.of_update.assign(static_cast<size_t>(units), -1);
-  planned_.master_slot.assign(pools_.placement.sub_groups.size(), -1);
+  planned_.master_slot.assign(table_.sub_groups.size(), -1);
   for (int unit = 0; unit < units; ++unit) {
     planned_.carried.push_back(in_.kind != PlanKind::kWalk &&
                                d_.carried[static_cast<size_t>(unit)] && LivesOnNvme(unit));
@@ -70,8 +79,7 @@ void SwapInPlanner::OfDrain() {
 
 void SwapInPlanner::OfGathers() {
   std::vector<bool> visited(in_.plan.layout.units.size(), false);
-  std::vector<int> users(static_cast<size_t>(pools_.parameter_slots.count),
-                         -1);  // by slot: its last swap-in
+  std::vector<int> users(static_cast<size_t>(parameter_slots_), -1);  // by slot: its last swap-in
   for (const GatherGroup& group : in_.residency.groups) {
     SwapIn swap_in{.units = {}, .issue = group.issue, .updated = {}};
     int64_t bytes = 0;
@@ -79,7 +87,7 @@ void SwapInPlanner::OfGathers() {
       if (group.from_secondary) break;  // secondary shards are on the device
       const int unit = in_.residency.intervals[static_cast<size_t>(i)].unit;
       swap_in.units.push_back(unit);
-      bytes += SwapBytes(pools_.placement, unit, SizeOf(d_.compute_of(unit)));
+      bytes += SwapBytes(table_, unit);
       if (!visited[static_cast<size_t>(unit)] && planned_.carried[static_cast<size_t>(unit)])
         swap_in.updated.push_back(unit);
       visited[static_cast<size_t>(unit)] = true;
@@ -94,7 +102,7 @@ void SwapInPlanner::OfGathers() {
     const bool begins =
         index == 0 || (in_.repeats_round() && planned_.reads.back().round < swap_in.round);
     if (!begins) swap_in.number = planned_.reads.back().number + 1;
-    int& user = users[static_cast<size_t>(swap_in.number % pools_.parameter_slots.count)];
+    int& user = users[static_cast<size_t>(swap_in.number % parameter_slots_)];
     swap_in.after = std::exchange(user, index);
     planned_.reads.push_back(std::move(swap_in));
   }
@@ -107,7 +115,6 @@ void SwapInPlanner::Share() {
   const std::vector<LastGather> gathers =
       FindLastGathers(in_.plan.scopes, in_.residency, in_.reduction,
                       static_cast<int>(in_.plan.layout.units.size()));
-  master_users_.assign(static_cast<size_t>(pools_.master_slots.count), -1);
   for (size_t swap_in = FirstNotReadAhead(); swap_in < planned_.reads.size(); ++swap_in) {
     for (int unit : planned_.reads[swap_in].units) {
       const LastGather& gather = gathers[static_cast<size_t>(unit)];
@@ -128,12 +135,12 @@ void SwapInPlanner::Share() {
 // middle reads the same whatever follows. So does the last round if updates read parameters, as
 // gathers do.
 size_t SwapInPlanner::FirstNotReadAhead() const {
-  if (!in_.repeats_round() || pools_.master_slots.count == 0) return 0;
+  if (!in_.repeats_round() || master_users_.empty()) return 0;
   const int last_round = d_.rounds - 1;
   const int last_round_begins =
       2 * static_cast<int>(in_.plan.scopes.size()) / d_.rounds * last_round;
   size_t swap_in = 0;
-  int ahead = pools_.parameter_slots.count;
+  int ahead = parameter_slots_;
   for (const SwapIn& each : planned_.reads) {
     const bool is_last = each.round == last_round;
     if (is_last && each.issue <= last_round_begins) ++ahead;
@@ -145,7 +152,7 @@ size_t SwapInPlanner::FirstNotReadAhead() const {
 
 void SwapInPlanner::ShareParameters(int unit, const LastGather& gather) {
   const int swap_in = planned_.of_group[static_cast<size_t>(gather.group)];
-  const auto next = static_cast<size_t>(swap_in + pools_.parameter_slots.count);
+  const auto next = static_cast<size_t>(swap_in + parameter_slots_);
   if (next < planned_.reads.size()) {
     if (planned_.reads[next].issue <= gather.updated) return;
     planned_.reads[next].behind.push_back(unit);
@@ -158,12 +165,10 @@ void SwapInPlanner::ShareMasters(int unit, const std::vector<LastGather>& gather
   const LastGather& gather = gathers[static_cast<size_t>(unit)];
   const int swap_in = planned_.of_group[static_cast<size_t>(gather.group)];
   SwapIn& read = planned_.reads[static_cast<size_t>(swap_in)];
-  const UnitPlacement& placement = pools_.placement.units[static_cast<size_t>(unit)];
   std::vector<int> groups, behind;
-  for (int g = placement.first_sub_group; g < placement.first_sub_group + placement.sub_groups;
-       ++g) {
-    if (SharesMasters(d_, pools_.placement, pools_.placement.sub_groups[static_cast<size_t>(g)]))
-      groups.push_back(g);
+  for (const int g : table_.SubGroupNumbersOf(unit)) {
+    const SubGroup& group = table_.sub_groups[static_cast<size_t>(g)];
+    if (SharesMasters(d_, group, ParameterTierOf(table_, group))) groups.push_back(g);
   }
   if (groups.empty() || groups.size() > master_users_.size()) return;
   const auto user_of = [&](size_t slot) -> int& {
@@ -191,12 +196,13 @@ SwapIns PlanSwapIns(const PassInputs& in) {
 }
 
 Place InSlot(const Plan& plan, const SwapIn& swap_in, int unit, bool trainable, int64_t at) {
-  Place place = plan.pools.parameter_slots.Slot(swap_in.number);
+  const Table& table = plan.table;
+  Place place = table.TurnOf(table.Find(Purpose::kParameterSlot), swap_in.number);
   for (int other : swap_in.units) {
     const int64_t size = SizeOf(plan.decisions.compute_of(other));
     for (const bool of_trainable : {true, false}) {
-      for (const ParameterPiece& piece :
-           plan.pools.placement.units[static_cast<size_t>(other)].pieces(of_trainable)) {
+      const int row = table.Find(Purpose::kParameter, other, of_trainable);
+      for (const Extent& piece : table.ExtentsOf(row)) {
         if (piece.place.tier != Tier::kNvme) continue;
         if (other == unit && of_trainable == trainable)
           return place.Plus((at - piece.begin) * size);

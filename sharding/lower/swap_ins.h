@@ -37,7 +37,7 @@ struct SwapIns {
   // gives a carried update its slot, or that an early update shares (-1: none).
   std::vector<bool> carried;
   std::vector<int> of_update;
-  // By sub-group: its slot number in Pools::master_slots, if one read of the masters serves a
+  // By sub-group: its slot number in the ring of master slots, if one read of the masters serves a
   // gather and the update; else -1.
   std::vector<int> master_slot;
 

@@ -48,7 +48,7 @@ absl::StatusOr<MachineCosts> MachineCosts::Make(const Plan& plan, const Machine&
   if (!(machine.core_bytes > 0))
     return absl::InvalidArgumentError(absl::StrCat("a machine whose cores move ",
                                                    machine.core_bytes, " bytes a second: above 0"));
-  const size_t visits = plan.pools.visits.size();
+  const auto visits = static_cast<size_t>(plan.table.visits);
   if (work.size() != visits)
     return absl::InvalidArgumentError(
         absl::StrCat("kernels of ", work.size(), " visits are given, the plan has ", visits));

@@ -109,13 +109,14 @@ std::string Address(const Place& place) {
 // The operand of part `p`: a reduction's or norm's input, an update's master, any other operation's
 // output.
 std::string Address(const Plan& plan, const Operation& operation, size_t p) {
-  const UnitAddresses& unit = plan.pools.units[operation.parts[p].unit];
+  const Table& table = plan.table;
+  const int unit = operation.parts[p].unit;
   switch (operation.kind) {
     case OperationKind::kGather:
     case OperationKind::kGatherSecondary:
-      return Address({.pool = StateClass::kGather, .offset = unit.gather_trainable});
+      return Address(table.PlaceOf(WholeRow(table, unit, /*trainable=*/true)));
     case OperationKind::kFillSecondary:
-      return Address({.pool = StateClass::kSecondary, .offset = unit.secondary_trainable});
+      return Address(table.PlaceOf(table.Find(Purpose::kSecondary, unit)));
     case OperationKind::kRead:
     case OperationKind::kUpload:
     case OperationKind::kDownload:

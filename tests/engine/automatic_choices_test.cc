@@ -332,7 +332,7 @@ TEST(ChecksumCost, CountsTheBytesThatAStepMovesOfEachClass) {
       for (const sharding::Operation& operation : plan.operations) {
         if (operation.kind != sharding::OperationKind::kCastMasters) continue;
         for (const sharding::UpdateDetail& of : operation.updates)
-          masters += 4 * plan.pools.placement.sub_groups[static_cast<size_t>(of.sub_group)].count();
+          masters += 4 * plan.table.sub_groups[static_cast<size_t>(of.sub_group)].count();
       }
       EXPECT_EQ(timing == Timing::kEarly, masters > 0);
       EXPECT_EQ(work.summed, parameters + others + masters);

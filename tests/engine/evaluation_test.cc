@@ -266,7 +266,8 @@ TEST_P(EvaluationTest, WithEngineOwnedBoundariesKeepsToOrderAndMicroBatches) {
   const ModelSpec model = ScriptedModel(/*boundary_bytes=*/40);
   Config config = ConfigFor(GetParam());
   RunOn(GetParam(), model, config, [&](Engine& engine, ScriptedTrainer& trainer) {
-    const int most = static_cast<int>(engine.program().plan().pools.evaluation_micro_batches);
+    const sharding::Table& table = engine.program().plan().table;
+    const int most = table[table.Find(sharding::Purpose::kWalkOutputs)].turns / 2;
     EXPECT_GE(most, 1);
     const absl::Status many = engine.BeginEvaluation(most + 1).Finish().status();
     EXPECT_THAT(many,
@@ -387,7 +388,8 @@ TEST_P(LeftEvaluationTest, ItsReadsFromTheDiskAreOverBeforeAnythingIsWritten) {
   config.ebb.prefetch_depth = 2;
   const absl::Status status = RunThreads(1, [&](World world) -> absl::Status {
     EBB_ASSIGN_OR_RETURN(Engine engine, Engine::Create(world, Device::Cpu(1), model, config));
-    held_from = engine.program().plan().pools.placement.units[1].trainable.front().place.offset;
+    const sharding::Table& table = engine.program().plan().table;
+    held_from = table.PlaceOf(table.Find(sharding::Purpose::kParameter, 1)).offset;
     EBB_RETURN_IF_ERROR(LookAtTheFirstUnit(engine, model));
     while (gate.held_reads() == 0) std::this_thread::yield();
     // A write that does not wait for the reads needs a while to show it.

@@ -54,7 +54,7 @@ std::string LineOf(const sharding::RandomCase& random) {
   const absl::StatusOr<sharding::Plan> plan = sharding::PlanStep(random.inputs());
   if (!plan.ok()) return line + std::string(plan.status().message());
   Hasher memory, traffic, communication;
-  for (const MemoryRow& row : sharding::PredictMemory(*plan)) {
+  for (const MemoryRow& row : sharding::PredictMemory(plan->table.bytes)) {
     memory.Add(Name(row.state)).Add(static_cast<int64_t>(row.tier));
     memory.Add(static_cast<int64_t>(row.predicted_bytes));
   }

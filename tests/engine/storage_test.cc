@@ -13,7 +13,6 @@
 #include "ebb/runtime/engine/program.h"
 #include "ebb/sharding/fit/budget.h"
 #include "ebb/sharding/plan.h"
-#include "ebb/sharding/unit_places.h"
 #include "tests/engine/scripted.h"
 #include "tests/offload/locked_memory.h"
 #include "tests/offload/scratch.h"
@@ -94,16 +93,14 @@ class StorageTest : public ::testing::Test {
   }
   // The first bytes of the kept data.
   std::vector<void*> Kept() const {
-    const sharding::SubGroup &third = SubGroupOf(3), &fourth = SubGroupOf(4);
-    return {storage_->At(sharding::SlicePlace(plan_, 0, true)), Master(1),
-            storage_->At(third.states), storage_->At(fourth.states.Plus(fourth.states_stride))};
+    return {At(sharding::Purpose::kParameter, 0), Master(1), At(sharding::Purpose::kState, 3),
+            At(sharding::Purpose::kState, 4, /*state=*/1)};
   }
-  const sharding::SubGroup& SubGroupOf(int unit) const {
-    const sharding::StatePlacement& placement = plan_.pools.placement;
-    return placement.sub_groups[static_cast<size_t>(
-        placement.units[static_cast<size_t>(unit)].first_sub_group)];
+  std::byte* At(sharding::Purpose purpose, int unit, int state = 0) const {
+    const int row = plan_.table.Find(purpose, unit, /*trainable=*/true, state);
+    return storage_->At(plan_.table.PlaceOf(row));
   }
-  std::byte* Master(int unit) const { return storage_->At(SubGroupOf(unit).master); }
+  std::byte* Master(int unit) const { return At(sharding::Purpose::kMaster, unit); }
 
   Device device_{std::make_shared<FarDevice>()};
   Stream stream_ = device_.NewStream("copies").value();
@@ -144,7 +141,7 @@ TEST_F(StorageTest, MovesKeptPoolsAndFreesTheRest) {
   EXPECT_EQ(Current(Tier::kDevice), static_cast<uint64_t>(all));
   EXPECT_EQ(Current(Tier::kCpu), 0u);
   expect_values();
-  std::memset(storage_->At(sharding::WholeGradientPlace(plan_, 0)), 1, 64);
+  std::memset(At(sharding::Purpose::kGradient, 0), 1, 64);
 }
 
 TEST_F(StorageTest, WithoutRoomItStaysWhereItIs) {
@@ -177,7 +174,7 @@ TEST_F(StorageTest, HeldMemoryIsFreedByItsLastHolder) {
   const int64_t all = FarDevice::held;
   std::shared_ptr<void> held = storage_->Hold();
   std::shared_ptr<void> other = storage_->Hold();
-  std::byte* const gradient = storage_->At(sharding::WholeGradientPlace(plan_, 0));
+  std::byte* const gradient = At(sharding::Purpose::kGradient, 0);
   EXPECT_OK(storage_->MoveInto(RoomIn(Tier::kCpu), stream_));
   EXPECT_EQ(FarDevice::held, all);
   std::memset(gradient, 1, 64);
@@ -209,7 +206,7 @@ TEST(HostPoolsTest, AreLockedOnlyIfAsked) {
     Config config = OnNvme(ConfigFor({.world = 1, .stage = 3}), scratch.path());
     config.zero.offload_param.device = config.zero.offload_optimizer.device = tier;
     ASSERT_OK_AND_ASSIGN(const Program program, PredictProgram(model, 1, config));
-    const int64_t host_bytes = sharding::HostBytes(program.plan().pools);
+    const int64_t host_bytes = sharding::HostBytes(program.plan().table.bytes);
     ASSERT_GT(host_bytes, 0);
     const auto pin_both = [&](bool pin) {
       config.zero.offload_param.pin_memory = config.zero.offload_optimizer.pin_memory = pin;

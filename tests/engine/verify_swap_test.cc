@@ -217,10 +217,9 @@ TEST_P(VerifySwapTest, AFlippedBitOfTheGradientsEndsTheTrainingWhereAllIsVerifie
       FlipAtRead flip(culprit());
       const Trained run =
           Train(cell, config, 2, 5, [&](const std::string&, const sharding::Plan& plan) {
-            const auto u = static_cast<size_t>(unit);
-            flip.Arm(plan.pools.units[u].gradient_shard +
-                     SizeOf(plan.decisions.shard_dtype(unit)) *
-                         (plan.layout.units[u].trainable.shard - 1));
+            const sharding::Table& table = plan.table;
+            const int row = table.Find(sharding::Purpose::kGradientShard, unit);
+            flip.Arm(table.PlaceOf(row, table[row].elements - 1).offset);
           });
       EXPECT_NE(flip.path(), "");
       EXPECT_LE(run.steps_done, 3);
@@ -239,9 +238,9 @@ TEST_P(VerifySwapTest, AFlippedBitOfTheActivationsEndsTheTrainingWhereAllIsVerif
     FlipAtRead flip(culprit());
     const Trained run =
         Train(cell, config, 2, 5, [&](const std::string&, const sharding::Plan& plan) {
-          const sharding::VisitAddresses& boundary = plan.pools.visits[static_cast<size_t>(visit)];
-          ASSERT_TRUE(boundary.leaves);
-          flip.Arm(boundary.place.offset + 67 * SizeOf(cell.compute) - 1);
+          const int row = plan.table.Find(sharding::Purpose::kOutputAway, visit);
+          ASSERT_GT(plan.table[row].elements, 0);
+          flip.Arm(plan.table.PlaceOf(row).offset + 67 * SizeOf(cell.compute) - 1);
         });
     EXPECT_NE(flip.path(), "");
     EXPECT_EQ(run.steps_done, 2);
@@ -257,8 +256,10 @@ TEST(VerifySwap, GradientsAndActivationsHaveNoSumsWithStates) {
     FlipAtRead flip(0);
     const Trained run = Train(cell, ConfigFor(cell, scratch.path()), 2, 4,
                               [&](const std::string&, const sharding::Plan& plan) {
-                                flip.Arm(activation ? plan.pools.visits[0].place.offset
-                                                    : plan.pools.units[0].gradient_shard);
+                                using enum sharding::Purpose;
+                                const int row =
+                                    plan.table.Find(activation ? kOutputAway : kGradientShard);
+                                flip.Arm(plan.table.PlaceOf(row).offset);
                               });
     EXPECT_NE(flip.path(), "");
     EXPECT_OK(run.statuses.front());
@@ -278,7 +279,9 @@ TEST(VerifySwap, GradientsAreVerifiedWhenReadOffThePlan) {
       absl::StatusOr<Engine> engine =
           Engine::Create(world, Device::Cpu(/*threads=*/1), model.spec(), config);
       if (!engine.ok()) return engine.status();
-      const int64_t gradient = engine->program().plan().pools.units[0].gradient_shard + 1;
+      const sharding::Table& table = engine->program().plan().table;
+      const int64_t gradient =
+          table.PlaceOf(table.Find(sharding::Purpose::kGradientShard)).offset + 1;
       Step step = engine->BeginStep({.hold_updates = true});
       for (int v = 0; v < model.visits(); ++v) model.Forward(step, v, 0, 0);
       for (int v = model.visits(); v-- > 0;) model.Backward(step, v, 0, 0);

@@ -55,15 +55,15 @@ ModelSpec Chain(size_t units = 8) {
   return UnitChain(std::vector<int64_t>(units, kMebi / 2), /*output_bytes=*/kMebi);
 }
 
-// Pools that Engine::Create would lay out.
-absl::StatusOr<Pools> LaidOut(const Config& config, int world, size_t units = 8) {
+// The table that Engine::Create would lay out.
+absl::StatusOr<Table> LaidOut(const Config& config, int world, size_t units = 8) {
   EBB_RETURN_IF_ERROR(config.Validate());
   EBB_ASSIGN_OR_RETURN(const Config resolved, config.ForWorld(world));
   const ModelSpec model = Chain(units);
   EBB_ASSIGN_OR_RETURN(
       Plan plan,
       PlanStep({.model = &model, .config = &resolved, .world = world, .optimizer_states = 2}));
-  return std::move(plan.pools);
+  return std::move(plan.table);
 }
 
 // The config with the change that `message` has merged into it, read from JSON again.
@@ -86,7 +86,7 @@ TEST(Advice, OneChangeThatSufficesIsAdvisedAlone) {
   Config config = OnNvme();
   config.zero.param_persistence_threshold = 0;
   config.ebb.prefetch_depth = 0;
-  config.ebb.device_memory = DeviceBytes(*LaidOut(config, 1)) - kMebi;
+  config.ebb.device_memory = DeviceBytes(LaidOut(config, 1)->bytes) - kMebi;
   EXPECT_THAT(Refusal(config, 1),
               AllOf(HasSubstr("activation 8.0 MiB"),
                     HasSubstr("); {\"ebb\": {\"offload_activations\": \"cpu\"}} would fit (")));
@@ -96,7 +96,7 @@ TEST(Advice, MovesGradientsFromTooSmallRamToTheDisk) {
   Config config = OnNvme();
   config.zero.sub_group_size = 2048;
   config.zero.offload_param.buffer_count = 2;
-  const int64_t least = HostBytes(*LaidOut(config, 1));
+  const int64_t least = HostBytes(LaidOut(config, 1)->bytes);
   config.ebb.host_memory = least - 2 * kMebi;
   EXPECT_THAT(Refusal(config, 1),
               HasSubstr("{\"ebb\": {\"offload_gradients\": \"nvme\"}} would fit ("));
@@ -131,7 +131,7 @@ TEST(Advice, AdvisesAStageWithTheReduceAtThatKeepsTheSums) {
   // Then the whole gradients of a step take no more memory than those of a round.
   config.accumulation = DType::kBFloat16;
   config.ebb.reduce_at = ReduceAt::kStep;
-  config.ebb.device_memory = DeviceBytes(*LaidOut(config, 4, /*units=*/2));
+  config.ebb.device_memory = DeviceBytes(LaidOut(config, 4, /*units=*/2)->bytes);
   config.ebb.host_memory = 1;
   config.ebb.reduce_at = ReduceAt::kDefault;
   config.zero.stage = 1;
@@ -147,8 +147,8 @@ TEST(Advice, AdvisesTheParametersFolderForTheOptimizer) {
   config.zero.offload_optimizer = {.device = Tier::kCpu};
   config.ebb.offload_gradients = Tier::kNvme;
   config.zero.sub_group_size = kCutElements;
-  config.ebb.device_memory = DeviceBytes(*LaidOut(config, 1));
-  config.ebb.host_memory = HostBytes(*LaidOut(config, 1)) / 2;
+  config.ebb.device_memory = DeviceBytes(LaidOut(config, 1)->bytes);
+  config.ebb.host_memory = HostBytes(LaidOut(config, 1)->bytes) / 2;
   const std::string message = Refusal(config, 1);
   EXPECT_THAT(message, HasSubstr("; {\"zero_optimization\": {\"offload_optimizer\": {\"device\": "
                                  "\"nvme\", \"nvme_path\": \"/disk\"}}} would fit ("));
@@ -158,7 +158,7 @@ TEST(Advice, AdvisesTheParametersFolderForTheOptimizer) {
 TEST(Advice, LowersASettingNoMoreThanNecessary) {
   Config config = Lean(OnDevice(3));
   config.ebb.prefetch_depth = 2;
-  config.ebb.device_memory = DeviceBytes(*LaidOut(config, 2));
+  config.ebb.device_memory = DeviceBytes(LaidOut(config, 2)->bytes);
   config.ebb.host_memory = 1;
   config.ebb.prefetch_depth = 7;
   EXPECT_THAT(Refusal(config, 2), HasSubstr("; {\"ebb\": {\"prefetch_depth\": 2}} would fit ("));
@@ -166,7 +166,7 @@ TEST(Advice, LowersASettingNoMoreThanNecessary) {
 
 TEST(Advice, SecondaryShardsGoWhereTheirMemoryIsMissing) {
   Config config = Lean(OnDevice(3));
-  config.ebb.device_memory = DeviceBytes(*LaidOut(config, 4));
+  config.ebb.device_memory = DeviceBytes(LaidOut(config, 4)->bytes);
   config.ebb.host_memory = 1;
   config.zero.hpz_partition_size = 2;
   EXPECT_THAT(Refusal(config, 4),
@@ -187,9 +187,9 @@ TEST(Advice, LaysOutNoMoreThanItSays) {
   const auto with = [](int64_t bytes, int& trials) {
     return [bytes, &trials](const Config&) {
       ++trials;
-      Pools pools;
-      pools.bytes[0] = bytes;
-      return pools;
+      Table table;
+      table.bytes.Of(Tier::kDevice, StateClass::kParameter) = bytes;
+      return table;
     };
   };
   // Neither if their least need rules all of them out, nor if it excludes none.
@@ -257,7 +257,7 @@ TEST(Advice, IsTheSmallestChangeThatFitsAndElseTheLeast) {
     if (!all.keeping.any() && !all.changing.any()) {
       EXPECT_THAT(message, ::testing::AnyOf(HasSubstr("no setting fits"),
                                             HasSubstr("no other setting needs less")));
-      EXPECT_EQ(Beyond(*PlanPools(capped.inputs(applied)), applied), all.least());
+      EXPECT_EQ(Beyond(*PlanTable(capped.inputs(applied)), applied), all.least());
       ++impossible;
       continue;
     }
@@ -286,9 +286,10 @@ TEST(Advice, FitsAlsoIfTheDevicesMemoryIsTheHosts) {
   int fitted = 0, impossible = 0;
   for (const Config& start : {OnDevice(0), OnDevice(2), OnNvme(), filled}) {
     const auto bytes = [&](const Config& config) {
-      const auto pools = LaidOut(config, kWorld);
-      EXPECT_OK(pools);
-      return DeviceBytes(*pools) + HostBytes(*pools) + StateStagingBytes(*pools, /*has_gpu=*/false);
+      const auto table = LaidOut(config, kWorld);
+      EXPECT_OK(table);
+      const PoolBytes& pools = table->bytes;
+      return DeviceBytes(pools) + HostBytes(pools) + StateStagingBytes(pools, /*has_gpu=*/false);
     };
     for (const int share : {2, 30, 60, 95}) {
       const int64_t cap = bytes(start) * share / 100;

@@ -39,22 +39,29 @@ Config AllOnNvme() {
   return config;
 }
 
-absl::StatusOr<Pools> LaidOut(const Config& config,
+absl::StatusOr<Table> LaidOut(const Config& config,
                               const std::vector<int64_t>& units = std::vector<int64_t>(4, kMebi)) {
   const ModelSpec model = UnitChain(units);
   auto plan = PlanStep({.model = &model, .config = &config, .world = 1, .optimizer_states = 2});
   if (!plan.ok()) return plan.status();
-  return plan->pools;
+  return plan->table;
 }
 
-std::vector<int64_t> Counts(const StatePlacement& placement) {
+// A ring of slots in host memory.
+const Array& SlotsOf(const Table& table, Purpose purpose) {
+  return table[table.Find(purpose, FactsOf(purpose).of == ArrayOf::kTier ? 1 : 0)];
+}
+int64_t ParameterSlotBytes(const Table& table) {
+  return SlotsOf(table, Purpose::kParameterSlot).turn_bytes;
+}
+std::vector<int64_t> Counts(const Table& table) {
   std::vector<int64_t> counts;
-  for (const SubGroup& group : placement.sub_groups) counts.push_back(group.count());
+  for (const SubGroup& group : table.sub_groups) counts.push_back(group.count());
   return counts;
 }
-int64_t StatesInRam(const StatePlacement& placement) {
+int64_t StatesInRam(const Table& table) {
   int64_t bytes = 0;
-  for (const SubGroup& group : placement.sub_groups)
+  for (const SubGroup& group : table.sub_groups)
     bytes += group.tier == Tier::kCpu ? group.count() * 12 : 0;
   return bytes;
 }
@@ -64,13 +71,13 @@ int64_t StatesInRam(const StatePlacement& placement) {
 // cut.
 TEST(Budget, PoolSizesAreUpperLimits) {
   const Config config = AllOnNvme();
-  ASSERT_OK_AND_ASSIGN(const auto pools, LaidOut(config));
-  EXPECT_EQ(pools.parameter_slots.count, 5);
-  EXPECT_EQ(pools.parameter_slots.bytes, 2 * kMebi);
+  ASSERT_OK_AND_ASSIGN(const auto table, LaidOut(config));
+  EXPECT_EQ(SlotsOf(table, Purpose::kParameterSlot).turns, 5);
+  EXPECT_EQ(SlotsOf(table, Purpose::kParameterSlot).turn_bytes, 2 * kMebi);
   const int64_t quarter = 16 * kMebi / 64 / kCutElements * kCutElements;
-  EXPECT_EQ(pools.placement.units[0].sub_groups, 4);
-  EXPECT_EQ(Counts(pools.placement).front(), quarter);
-  EXPECT_EQ(pools.host_work.ring.count, 4);
+  EXPECT_EQ(table.SubGroupsOf(0).size(), 4u);
+  EXPECT_EQ(Counts(table).front(), quarter);
+  EXPECT_EQ(SlotsOf(table, Purpose::kWorkState).turns, 4);
 }
 
 TEST(Budget, FewerOrSmallerBuffersMakeFewerSlotsAndSmallerSubGroups) {
@@ -78,11 +85,11 @@ TEST(Budget, FewerOrSmallerBuffersMakeFewerSlotsAndSmallerSubGroups) {
   config.zero.offload_param.buffer_count = 2;
   config.zero.offload_optimizer.buffer_count = 1;
   config.zero.sub_group_size = kMebi;
-  ASSERT_OK_AND_ASSIGN(const auto pools, LaidOut(config));
-  EXPECT_EQ(pools.parameter_slots.count, 2);
-  EXPECT_EQ(Counts(pools.placement).front(), 4 * kMebi / 64 / kCutElements * kCutElements);
+  ASSERT_OK_AND_ASSIGN(const auto table, LaidOut(config));
+  EXPECT_EQ(SlotsOf(table, Purpose::kParameterSlot).turns, 2);
+  EXPECT_EQ(Counts(table).front(), 4 * kMebi / 64 / kCutElements * kCutElements);
   config.zero.sub_group_size = 3 * kCutElements;
-  EXPECT_THAT(Counts(LaidOut(config)->placement), Each(::testing::Le(3 * kCutElements)));
+  EXPECT_THAT(Counts(*LaidOut(config)), Each(::testing::Le(3 * kCutElements)));
 }
 
 // The product of count and size would not be a number of bytes.
@@ -93,9 +100,10 @@ TEST(Budget, AnyNumberOfBuffersOfAnySizeIsALimit) {
   config.zero.sub_group_size = int64_t{1} << 40;
   ASSERT_OK_AND_ASSIGN(const auto usual, LaidOut(config, units));
   config.zero.offload_optimizer.buffer_count = (int64_t{1} << 31) - 1;
-  ASSERT_OK_AND_ASSIGN(const auto pools, LaidOut(config, units));
-  EXPECT_EQ(pools.placement.sub_groups.size(), usual.placement.sub_groups.size());
-  EXPECT_EQ(pools.host_work.ring.bytes, usual.host_work.ring.bytes);
+  ASSERT_OK_AND_ASSIGN(const auto table, LaidOut(config, units));
+  EXPECT_EQ(table.sub_groups.size(), usual.sub_groups.size());
+  EXPECT_EQ(SlotsOf(table, Purpose::kWorkState).turn_bytes,
+            SlotsOf(usual, Purpose::kWorkState).turn_bytes);
 }
 
 TEST(Budget, NamesKeysThatTheTrainersOptimizerOverrules) {
@@ -131,11 +139,11 @@ TEST(Budget, WithoutABufferSizeASlotHoldsTheLargestUnitWhateverItsSize) {
   Config config = AllOnNvme();
   config.zero.offload_param.buffer_size.reset();
   const std::vector<int64_t> units = {kMebi, 192 * kMebi, kMebi};
-  EXPECT_EQ(LaidOut(config, units)->parameter_slots.bytes, 2 * 192 * kMebi);
+  EXPECT_EQ(ParameterSlotBytes(*LaidOut(config, units)), 2 * 192 * kMebi);
   // Units that are gathered together still share no more than the default, or the largest unit.
   config.ebb.coalesce_bytes = int64_t{1} << 40;
-  EXPECT_EQ(LaidOut(config, units)->parameter_slots.bytes, 2 * 192 * kMebi);
-  EXPECT_EQ(LaidOut(config, {60 * kMebi, 30 * kMebi, 60 * kMebi})->parameter_slots.bytes,
+  EXPECT_EQ(ParameterSlotBytes(*LaidOut(config, units)), 2 * 192 * kMebi);
+  EXPECT_EQ(ParameterSlotBytes(*LaidOut(config, {60 * kMebi, 30 * kMebi, 60 * kMebi})),
             2 * 90 * kMebi);
   config.zero.offload_param.buffer_size = 100'000'000;
   EXPECT_EQ(LaidOut(config, units).status().code(), absl::StatusCode::kInvalidArgument);
@@ -146,54 +154,55 @@ TEST(Budget, UnitsThatAreGatheredTogetherShareABuffer) {
   Config config = AllOnNvme();
   config.ebb.coalesce_bytes = int64_t{1} << 30;
   config.zero.offload_param.buffer_size = 2 * kMebi;
-  EXPECT_EQ(LaidOut(config)->parameter_slots.bytes, 2 * 2 * kMebi);
+  EXPECT_EQ(ParameterSlotBytes(*LaidOut(config)), 2 * 2 * kMebi);
   config.zero.offload_param.buffer_size = 2 * kMebi - 1;
-  EXPECT_EQ(LaidOut(config)->parameter_slots.bytes, 2 * kMebi);
+  EXPECT_EQ(ParameterSlotBytes(*LaidOut(config)), 2 * kMebi);
   config.zero.offload_param.buffer_size = 4 * kMebi;
-  EXPECT_EQ(LaidOut(config)->parameter_slots.bytes, 4 * 2 * kMebi);
+  EXPECT_EQ(ParameterSlotBytes(*LaidOut(config)), 4 * 2 * kMebi);
 }
 
 TEST(Budget, StatesFillTheRestOfHostMemory) {
   Config config = AllOnNvme();
   ASSERT_OK_AND_ASSIGN(const auto least, LaidOut(config));
-  EXPECT_EQ(StatesInRam(least.placement), 0);
-  const int64_t staging = HostBytes(least);
+  EXPECT_EQ(StatesInRam(least), 0);
+  const int64_t staging = HostBytes(least.bytes);
   config.ebb.host_memory = staging;
-  EXPECT_EQ(StatesInRam(LaidOut(config)->placement), 0);
+  EXPECT_EQ(StatesInRam(*LaidOut(config)), 0);
   config.ebb.host_memory = staging + 24 * kMebi;  // half of the states
   ASSERT_OK_AND_ASSIGN(const auto half, LaidOut(config));
-  EXPECT_LE(HostBytes(half), *config.ebb.host_memory);
-  EXPECT_LE(StatesInRam(half.placement), 24 * kMebi);
-  EXPECT_GT(StatesInRam(half.placement), 20 * kMebi);  // but for a sub-group of 4 MiB
+  EXPECT_LE(HostBytes(half.bytes), *config.ebb.host_memory);
+  EXPECT_LE(StatesInRam(half), 24 * kMebi);
+  EXPECT_GT(StatesInRam(half), 20 * kMebi);  // but for a sub-group of 4 MiB
   config.ebb.host_memory = staging + 48 * kMebi;
-  EXPECT_EQ(StatesInRam(LaidOut(config)->placement), 48 * kMebi);
+  EXPECT_EQ(StatesInRam(*LaidOut(config)), 48 * kMebi);
 }
 
 // Without the slots through which they would pass, so that there is room sooner than it seems.
 TEST(Budget, WhereAllStatesFitInRamNoneIsOnTheDisk) {
   Config config = AllOnNvme();
-  const int64_t staging = HostBytes(*LaidOut(config));
+  const int64_t staging = HostBytes(LaidOut(config)->bytes);
   config.ebb.host_memory = int64_t{1} << 40;
   ASSERT_OK_AND_ASSIGN(const auto roomy, LaidOut(config));
-  EXPECT_EQ(StatesInRam(roomy.placement), 48 * kMebi);
-  ASSERT_LT(HostBytes(roomy), staging + 48 * kMebi);
-  config.ebb.host_memory = HostBytes(roomy);
-  EXPECT_EQ(StatesInRam(LaidOut(config)->placement), 48 * kMebi);
+  EXPECT_EQ(StatesInRam(roomy), 48 * kMebi);
+  ASSERT_LT(HostBytes(roomy.bytes), staging + 48 * kMebi);
+  config.ebb.host_memory = HostBytes(roomy.bytes);
+  EXPECT_EQ(StatesInRam(*LaidOut(config)), 48 * kMebi);
   // Fewer slots of parameters before states on the disk.
-  config.ebb.host_memory = HostBytes(roomy) - 1;
+  config.ebb.host_memory = HostBytes(roomy.bytes) - 1;
   ASSERT_OK_AND_ASSIGN(const auto tight, LaidOut(config));
-  EXPECT_EQ(StatesInRam(tight.placement), 48 * kMebi);
-  EXPECT_LT(tight.parameter_slots.count, roomy.parameter_slots.count);
+  EXPECT_EQ(StatesInRam(tight), 48 * kMebi);
+  EXPECT_LT(SlotsOf(tight, Purpose::kParameterSlot).turns,
+            SlotsOf(roomy, Purpose::kParameterSlot).turns);
 }
 
 TEST(Budget, LessHostMemoryMakesSubGroupsSmallerAndThenSlotsFewer) {
   Config config = AllOnNvme();
-  const int64_t wanted = HostBytes(*LaidOut(config));
+  const int64_t wanted = HostBytes(LaidOut(config)->bytes);
   config.ebb.host_memory = wanted - 1;
   ASSERT_OK_AND_ASSIGN(const auto less, LaidOut(config));
-  EXPECT_EQ(less.parameter_slots.count, 5);
-  EXPECT_LT(Counts(less.placement).front(), 16 * kMebi / 48 / 2 + 1);
-  EXPECT_LE(HostBytes(less), wanted - 1);
+  EXPECT_EQ(SlotsOf(less, Purpose::kParameterSlot).turns, 5);
+  EXPECT_LT(Counts(less).front(), 16 * kMebi / 48 / 2 + 1);
+  EXPECT_LE(HostBytes(less.bytes), wanted - 1);
   // With the least that is granted: two slots, and sub-groups of 64 Ki elements.
   int64_t refused = 0, granted = wanted;
   while (granted - refused > 1) {
@@ -202,9 +211,9 @@ TEST(Budget, LessHostMemoryMakesSubGroupsSmallerAndThenSlotsFewer) {
   }
   config.ebb.host_memory = granted;
   ASSERT_OK_AND_ASSIGN(const auto least, LaidOut(config));
-  EXPECT_EQ(least.parameter_slots.count, 2);
-  EXPECT_LE(Counts(least.placement).front(), int64_t{1} << 16);
-  EXPECT_EQ(HostBytes(least), granted);
+  EXPECT_EQ(SlotsOf(least, Purpose::kParameterSlot).turns, 2);
+  EXPECT_LE(Counts(least).front(), int64_t{1} << 16);
+  EXPECT_EQ(HostBytes(least.bytes), granted);
 }
 
 // Small sub-groups come of sub_group_size, or of what host_memory leaves to staging.
@@ -219,8 +228,8 @@ TEST(Budget, AUnitOfAnySizeIsCutIntoABoundedNumberOfSubGroups) {
       const ModelSpec model = UnitChain({kElements, kElements});
       const PlanInputs inputs{
           .model = &model, .config = &config, .world = 1, .optimizer_states = 2};
-      ASSERT_OK_AND_ASSIGN(const auto pools, PlanPools(inputs));
-      const std::vector<int64_t> counts = Counts(pools.placement);
+      ASSERT_OK_AND_ASSIGN(const auto table, PlanTable(inputs));
+      const std::vector<int64_t> counts = Counts(table);
       EXPECT_LE(counts.size(), static_cast<size_t>(kSubGroupsMax + 2));
       EXPECT_EQ(counts.front() % kCutElements, 0);
     }
@@ -242,13 +251,13 @@ TEST(Budget, SizesOfAnyMagnitudeAreShown) {
 TEST(Budget, ACapThatCannotBeKeptIsAnErrorWithTheTableAndARemedy) {
   Config config = AllOnNvme();
   config.ebb.host_memory = 4096;
-  config.ebb.device_memory = DeviceBytes(*LaidOut(AllOnNvme()));
+  config.ebb.device_memory = DeviceBytes(LaidOut(AllOnNvme())->bytes);
   const absl::Status host = LaidOut(config).status();
   EXPECT_THAT(host, testing::StatusIs(absl::StatusCode::kResourceExhausted,
                                       "ebb.host_memory is 4.0 KiB a rank", "staging ",
                                       "no setting fits; the least, "));
   config = AllOnNvme();
-  const int64_t device = DeviceBytes(*LaidOut(config));
+  const int64_t device = DeviceBytes(LaidOut(config)->bytes);
   config.ebb.device_memory = device;
   EXPECT_OK(LaidOut(config));
   config.ebb.device_memory = device - 1;

@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "ebb/sharding/pools/pools.h"
-#include "ebb/sharding/pools/residency.h"
+#include "ebb/sharding/passes/reduction.h"
+#include "ebb/sharding/passes/residency.h"
 #include "ebb/sharding/waits.h"
 #include "random_model.h"
 #include "tests/status.h"
@@ -43,10 +43,10 @@ Pairs GatherConflicts(const Plan& plan) {
   const int units = static_cast<int>(plan.layout.units.size());
   Pairs pairs;
   for (int a = 0; a < units; ++a) {
-    EXPECT_FALSE(GathersConflict(plan, a, a));
+    EXPECT_FALSE(GathersConflict(plan.table, a, a));
     for (int b = a + 1; b < units; ++b) {
-      EXPECT_EQ(GathersConflict(plan, a, b), GathersConflict(plan, b, a));
-      if (GathersConflict(plan, a, b)) pairs.insert({a, b});
+      EXPECT_EQ(GathersConflict(plan.table, a, b), GathersConflict(plan.table, b, a));
+      if (GathersConflict(plan.table, a, b)) pairs.insert({a, b});
     }
   }
   return pairs;
@@ -97,23 +97,39 @@ TEST(Conflicts, GathersConflictForUnitsThatShareASlot) {
 }
 
 TEST(Conflicts, GathersConflictInEitherSection) {
-  Plan plan;
-  plan.decisions.compute = DType::kFloat32;
-  plan.decisions.kept_whole = {false, false, false, true};
-  plan.layout.units.resize(4);
-  plan.pools.units.resize(4);
-  const auto place = [&](size_t unit, int64_t at, int64_t trainable, int64_t frozen) {
-    plan.layout.units[unit].trainable.elements = trainable;
-    plan.layout.units[unit].frozen.elements = frozen;
-    plan.pools.units[unit].gather_trainable = at;
-    plan.pools.units[unit].gather_frozen = at + 4 * trainable;
+  Table table;
+  table.units = 4;
+  for (const bool whole : {true, false}) {
+    for (int unit = 0; unit < table.units; ++unit) {
+      for (const bool trainable : {true, false}) {
+        table.Add({.purpose = whole ? Purpose::kParameter : Purpose::kGathered,
+                   .of = unit,
+                   .trainable = trainable,
+                   .dtype = DType::kFloat32,
+                   .same_as = !whole && unit == 3 ? 2 * unit + (trainable ? 0 : 1) : -1});
+      }
+    }
+  }
+  const auto place = [&](Purpose purpose, int unit, bool trainable, int64_t at, int64_t elements) {
+    Array& row = table.rows[static_cast<size_t>(table.Find(purpose, unit, trainable))];
+    row.elements = elements;
+    row.first_extent = static_cast<int>(table.extents.size());
+    row.extents = 1;
+    table.extents.push_back({.begin = 0, .end = elements, .place = {.offset = at}});
   };
-  place(0, 0, 64, 10);  // bytes 0 to 296
-  place(1, 256, 5, 0);  // 256 to 276, of the frozen section
-  place(2, 296, 8, 8);
-  place(3, 0, 100, 100);
-  EXPECT_EQ(GatherMemory(plan, 0), (std::pair<int64_t, int64_t>(0, 296)));
-  EXPECT_EQ(GatherConflicts(plan), (Pairs{{0, 1}}));
+  using enum Purpose;
+  place(kGathered, 0, true, 0, 64);
+  place(kGathered, 0, false, 256, 10);  // to byte 296
+  place(kGathered, 1, true, 256, 5);    // in the frozen section of unit 0
+  place(kGathered, 2, true, 296, 8);
+  place(kGathered, 2, false, 328, 8);
+  place(kParameter, 3, true, 0, 100);
+  Pairs pairs;
+  for (int a = 0; a < table.units; ++a) {
+    for (int b = a + 1; b < table.units; ++b)
+      if (GathersConflict(table, a, b)) pairs.insert({a, b});
+  }
+  EXPECT_EQ(pairs, (Pairs{{0, 1}}));
 }
 
 // The definitions, as slow as they can be.
@@ -126,13 +142,13 @@ bool Meet(int64_t a, int64_t a_bytes, int64_t b, int64_t b_bytes) {
 }
 
 bool SectionsMeet(const Plan& plan, int a, int b) {
-  const int64_t size = SizeOf(plan.decisions.compute);
   const auto sections = [&](int unit) {
-    const UnitAddresses& at = plan.pools.units[static_cast<size_t>(unit)];
-    const UnitLayout& layout = plan.layout.units[static_cast<size_t>(unit)];
-    return std::vector<std::pair<int64_t, int64_t>>{
-        {at.gather_trainable, layout.trainable.elements * size},
-        {at.gather_frozen, layout.frozen.elements * size}};
+    std::vector<std::pair<int64_t, int64_t>> bytes;
+    for (const bool trainable : {true, false}) {
+      const int row = plan.table.Find(Purpose::kGathered, unit, trainable);
+      bytes.push_back({plan.table.PlaceOf(row).offset, plan.table[row].bytes()});
+    }
+    return bytes;
   };
   for (const auto& [x, x_bytes] : sections(a)) {
     for (const auto& [y, y_bytes] : sections(b))
@@ -142,12 +158,11 @@ bool SectionsMeet(const Plan& plan, int a, int b) {
 }
 
 bool GradientsMeet(const Plan& plan, const PlannedScope& a, const PlannedScope& b) {
-  const auto bytes = [&](const PlannedScope& scope) {
-    return plan.layout.units[static_cast<size_t>(scope.unit)].trainable.elements *
-           SizeOf(plan.decisions.gradient);
+  const auto row = [&](const PlannedScope& scope) {
+    return plan.table.Find(Purpose::kGradient, GradientKey(plan.decisions, scope));
   };
-  return Meet(plan.pools.visits[static_cast<size_t>(a.visit)].gradient, bytes(a),
-              plan.pools.visits[static_cast<size_t>(b.visit)].gradient, bytes(b));
+  return Meet(plan.table.PlaceOf(row(a)).offset, plan.table[row(a)].bytes(),
+              plan.table.PlaceOf(row(b)).offset, plan.table[row(b)].bytes());
 }
 
 template <class Check>
@@ -169,7 +184,7 @@ TEST(Conflicts, FollowTheirDefinition) {
     for (int a = 0; a < units; ++a) {
       for (int b = 0; b < units; ++b) {
         const bool meet = a != b && !kept_whole[a] && !kept_whole[b] && SectionsMeet(plan, a, b);
-        ASSERT_EQ(GathersConflict(plan, a, b), meet) << a << " and " << b;
+        ASSERT_EQ(GathersConflict(plan.table, a, b), meet) << a << " and " << b;
         conflicts += meet;
       }
     }
@@ -187,7 +202,7 @@ TEST(Conflicts, ThereAreNoneInTheDeclaredOrder) {
       for (size_t s = static_cast<size_t>(moment.scope); s < plan.scopes.size(); ++s) {
         const int gather = plan.gather_of_scope[s];
         if (gather < 0 || !instructions.IsIssued(gather, moment.end)) continue;
-        ASSERT_FALSE(GathersConflict(plan, opened.unit, plan.scopes[s].unit)) << s;
+        ASSERT_FALSE(GathersConflict(plan.table, opened.unit, plan.scopes[s].unit)) << s;
       }
     }
   });
@@ -221,7 +236,7 @@ TEST(Conflicts, AScopeThatMayOpenBesideAHeldOneOverlapsNoLiveMemory) {
           const int gather = plan.gather_of_scope[static_cast<size_t>(s)];
           ASSERT_TRUE(gather < 0 || instructions.IsIssued(gather, issued));
           if (plan.gather_of_scope[static_cast<size_t>(before)] >= 0) {
-            ASSERT_FALSE(GathersConflict(plan, opened.unit, other.unit))
+            ASSERT_FALSE(GathersConflict(plan.table, opened.unit, other.unit))
                 << s << " while " << held << " is open, over " << before;
           }
           const int reduce = reduce_of_scope[static_cast<size_t>(before)];

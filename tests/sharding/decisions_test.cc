@@ -16,9 +16,9 @@
 #include "ebb/sharding/layout.h"
 #include "ebb/sharding/memory_model.h"
 #include "ebb/sharding/model.h"
+#include "ebb/sharding/passes/pool.h"
+#include "ebb/sharding/passes/reduction.h"
 #include "ebb/sharding/plan.h"
-#include "ebb/sharding/pools/pool.h"
-#include "ebb/sharding/pools/reduction.h"
 #include "random_model.h"
 #include "tests/status.h"
 #include "unit_chain.h"
@@ -304,7 +304,7 @@ TEST(DivideByDType, AnOrderThatCannotBeIsRefusedLater) {
 constexpr int64_t kSizes[] = {3'000, 5'000, 700};
 
 int64_t GradientBytes(const Plan& plan) {
-  for (const MemoryRow& row : PredictMemory(plan)) {
+  for (const MemoryRow& row : PredictMemory(plan.table.bytes)) {
     if (row.state == StateClass::kGradient && row.tier == Tier::kDevice)
       return static_cast<int64_t>(row.predicted_bytes);
   }
@@ -376,18 +376,18 @@ TEST(GradientShard, HasOneBufferWhereNothingIsCutCastOrAddedUp) {
                                                     .optimizer_states = 2}));
     int64_t shards = 0;
     for (size_t u = 0; u < std::size(kSizes); ++u) {
-      const UnitPlacement& placement = plan.pools.placement.units[u];
+      const int unit = static_cast<int>(u), shard = plan.table.Find(Purpose::kGradientShard, unit);
+      const Tier tier = plan.table.TierOf(shard);
       shards += PoolAligned(plan.layout.units[u].trainable.shard *
-                            SizeOf(plan.decisions.shard_dtype(static_cast<int>(u))));
-      const bool same = placement.gradient == Tier::kDevice &&
-                        plan.pools.visits[u].gradient == plan.pools.units[u].gradient_shard;
+                            SizeOf(plan.decisions.shard_dtype(unit)));
+      const bool same = tier == Tier::kDevice && plan.table.Find(Purpose::kGradient, unit) == shard;
       EXPECT_EQ(same, setting.is_shard) << "unit " << u;
-      EXPECT_EQ(GradientIsShard(plan.decisions, plan.pools.placement, static_cast<int>(u)), same);
+      EXPECT_EQ(GradientIsShard(plan.decisions, tier, unit), same);
     }
     // The table has the shards and, elsewhere, whole gradients beside them.
     if (setting.is_shard) {
       EXPECT_EQ(GradientBytes(plan), BufferBytes(shards));
-    } else if (plan.pools.placement.units[0].gradient == Tier::kDevice) {
+    } else if (plan.table.TierOf(plan.table.Find(Purpose::kGradientShard, 0)) == Tier::kDevice) {
       EXPECT_GT(GradientBytes(plan), BufferBytes(shards));
     }
   }
@@ -402,9 +402,9 @@ TEST(GradientShard, IsDecidedByUnit) {
   const absl::StatusOr<Plan> plan =
       PlanStep({.model = &model, .config = &config, .world = 1, .optimizer_states = 2});
   ASSERT_OK(plan);
-  EXPECT_TRUE(GradientIsShard(plan->decisions, plan->pools.placement, 0));
-  EXPECT_FALSE(GradientIsShard(plan->decisions, plan->pools.placement, 1));
-  EXPECT_TRUE(GradientIsShard(plan->decisions, plan->pools.placement, 2));
+  EXPECT_TRUE(GradientIsShard(plan->decisions, Tier::kDevice, 0));
+  EXPECT_FALSE(GradientIsShard(plan->decisions, Tier::kDevice, 1));
+  EXPECT_TRUE(GradientIsShard(plan->decisions, Tier::kDevice, 2));
 }
 
 }  // namespace

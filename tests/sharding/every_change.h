@@ -80,7 +80,7 @@ inline CappedCase::CappedCase(uint64_t seed) {
 
   const absl::StatusOr<Config> resolved = given.ForWorld(world);
   if (!resolved.ok()) return;
-  const auto free = PlanPools(inputs(*resolved));
+  const auto free = PlanTable(inputs(*resolved));
   if (!free.ok()) return;
   const auto share = [&](int64_t bytes) {
     return bytes * random.OneOf<int64_t>({5, 30, 50, 60, 70, 80, 90, 95, 130}) / 100 + 1;
@@ -96,27 +96,28 @@ inline CappedCase::CappedCase(uint64_t seed) {
     least.ebb.micro_batches_per_round = 1;
     least.ebb.prefetch_depth = 0;
     least.ebb.coalesce_bytes = 0;
-    ebb.device_memory = DeviceBytes(*PlanPools(inputs(least)));
+    ebb.device_memory = DeviceBytes(PlanTable(inputs(least))->bytes);
     return;
   }
   const int64_t caps = random.Between(1, 3);
-  if ((caps & 1) != 0) ebb.device_memory = share(DeviceBytes(*free));
-  if ((caps & 2) != 0) ebb.host_memory = share(HostBytes(*free) + DeviceBytes(*free) / 4);
+  if ((caps & 1) != 0) ebb.device_memory = share(DeviceBytes(free->bytes));
+  if ((caps & 2) != 0)
+    ebb.host_memory = share(HostBytes(free->bytes) + DeviceBytes(free->bytes) / 4);
 }
 
-inline int64_t Beyond(const Pools& pools, const Config& config) {
+inline int64_t Beyond(const Table& table, const Config& config) {
   const auto over = [](int64_t bytes, std::optional<int64_t> cap) {
     return cap ? std::max<int64_t>(0, bytes - *cap) : 0;
   };
-  return over(DeviceBytes(pools), config.ebb.device_memory) +
-         over(HostBytes(pools), config.ebb.host_memory);
+  return over(DeviceBytes(table.bytes), config.ebb.device_memory) +
+         over(HostBytes(table.bytes), config.ebb.host_memory);
 }
 
 // Every combination of what advice may change, one by one.
 class BruteForce {
  public:
   BruteForce(const CappedCase& capped, const Config& resolved)
-      : capped_(capped), given_(resolved), now_(*PlanPools(capped.inputs(given_))) {
+      : capped_(capped), given_(resolved), now_(*PlanTable(capped.inputs(given_))) {
     least_ = Beyond(now_, given_);
     Vary(0, given_);
   }
@@ -201,16 +202,17 @@ class BruteForce {
         (given_.ebb.micro_batches_per_round < given_.gradient_accumulation_steps ||
          config.ebb.micro_batches_per_round == given_.ebb.micro_batches_per_round))
       return;
-    const auto pools = PlanPools(capped_.inputs(config));
-    if (!pools.ok()) return;
-    ASSERT_OK_AND_ASSIGN(const auto bound, PlanLeastPools(capped_.inputs(config)));
-    for (int c = 0; c < kStateClasses; ++c) {
-      ASSERT_LE(bound.bytes[c], pools->bytes[c]) << config.ToJson();
-      ASSERT_LE(bound.host_bytes[c], pools->host_bytes[c]) << config.ToJson();
+    const auto table = PlanTable(capped_.inputs(config));
+    if (!table.ok()) return;
+    ASSERT_OK_AND_ASSIGN(const auto bound, PlanLeastTable(capped_.inputs(config)));
+    for (const Tier tier : {Tier::kDevice, Tier::kCpu}) {
+      for (size_t c = 0; c < kStateClasses; ++c)
+        ASSERT_LE(bound.bytes.On(tier)[c], table->bytes.On(tier)[c]) << config.ToJson();
     }
-    least_ = std::min(least_, Beyond(*pools, config));
-    if (Beyond(*pools, config) > 0) return;
-    const bool grows = !config.ebb.device_memory && DeviceBytes(*pools) > DeviceBytes(now_);
+    least_ = std::min(least_, Beyond(*table, config));
+    if (Beyond(*table, config) > 0) return;
+    const bool grows =
+        !config.ebb.device_memory && DeviceBytes(table->bytes) > DeviceBytes(now_.bytes);
     Fewest& of = KeepsNumbers(config) ? keeping : changing;
     int& fewest = grows ? of.growing : of.keys;
     fewest = std::min(fewest, KeysOf(config));
@@ -247,7 +249,7 @@ class BruteForce {
 
   const CappedCase& capped_;
   const Config& given_;
-  const Pools now_;
+  const Table now_;
   int64_t least_ = 0;
 };
 

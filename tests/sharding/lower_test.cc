@@ -10,7 +10,6 @@
 #include "ebb/sharding/lower/lower_tiers.h"
 #include "ebb/sharding/lower/lower_updates.h"
 #include "ebb/sharding/norm_records.h"
-#include "ebb/sharding/unit_places.h"
 #include "ebb/sharding/waits.h"
 #include "passes_of.h"
 #include "random_model.h"
@@ -39,7 +38,7 @@ std::vector<const Operation*> ExchangeOf(const Plan& plan) {
 }
 
 bool HasNormsOn(const Plan& plan, bool device) {
-  const std::vector<SubGroup>& groups = plan.pools.placement.sub_groups;
+  const std::vector<SubGroup>& groups = plan.table.sub_groups;
   return std::any_of(groups.begin(), groups.end(), [&](const SubGroup& group) {
     return (group.tier == Tier::kDevice) == device &&
            plan.decisions.norm_states[static_cast<size_t>(group.unit)] >= 0;
@@ -117,11 +116,12 @@ TEST(LowerExchange, ARecordIsCompletedAfterTheGradientsThatItChecks) {
     for (const Operand& operand : seal.operands)
       if (operand.place.pool == StateClass::kGradient && operand.access != Access::kNone)
         shards.push_back(operand.place);
-    for (size_t u = 0; u < plan.layout.units.size(); ++u) {
+    for (int unit = 0; unit < plan.table.units; ++unit) {
+      const int shard = plan.table.Find(Purpose::kGradientShard, unit);
       const bool reads = !walk && plan.decisions.timing != UpdateTiming::kEarly &&
-                         plan.layout.units[u].trainable.shard > 0 &&
-                         plan.pools.placement.units[u].gradient != Tier::kNvme;
-      if (reads) expected.push_back(GradientSlicePlace(plan, static_cast<int>(u)));
+                         SectionOf(plan, unit, /*trainable=*/true).shard > 0 &&
+                         plan.table.TierOf(shard) != Tier::kNvme;
+      if (reads) expected.push_back(plan.table.OwnSlice(shard));
     }
     ASSERT_EQ(shards.size(), expected.size());
     for (size_t i = 0; i < shards.size(); ++i) ASSERT_TRUE(shards[i] == expected[i]);
@@ -223,7 +223,7 @@ TEST(Interruption, BringsAgainTheDataThatTheRestOfAStepReads) {
       const auto at = static_cast<size_t>(random.Between(1, std::ssize(fragment.moments) - 1));
       // Between scopes, and where no boundary of the engine's is under way.
       const bool is_open = fragment.moments[at - 1].kernels >= 0;
-      const bool has_boundaries = step.pools.bytes[static_cast<int>(StateClass::kActivation)] > 0;
+      const bool has_boundaries = step.table.Find(Purpose::kWalkOutputs) >= 0;
       if (is_open || has_boundaries) continue;
       const int next = fragment.moments[at].begin;
       CellMemory memory(cells);

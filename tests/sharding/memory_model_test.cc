@@ -56,7 +56,7 @@ struct Layers {
     const absl::StatusOr<Plan> plan = PlanStep(inputs);
     EXPECT_OK(plan);
     std::map<StateClass, int64_t> bytes;
-    for (const MemoryRow& row : PredictMemory(*plan)) {
+    for (const MemoryRow& row : PredictMemory(plan->table.bytes)) {
       EXPECT_EQ(row.tier, Tier::kDevice);
       bytes[row.state] = static_cast<int64_t>(row.predicted_bytes);
     }
@@ -176,14 +176,15 @@ TEST(MemoryModel, HasARowForEachClassThatThePlanUses) {
     SCOPED_TRACE(random_case.description());
     ASSERT_OK_AND_ASSIGN(const Plan plan, PlanStep(random_case.inputs()));
     std::map<StateClass, uint64_t> rows;
-    for (const MemoryRow& row : PredictMemory(plan)) {
+    for (const MemoryRow& row : PredictMemory(plan.table.bytes)) {
       ASSERT_TRUE(rows.emplace(row.state, row.predicted_bytes).second);
       ASSERT_GT(row.predicted_bytes, 0u);
     }
     for (int c = 0; c < kStateClasses; ++c) {
       const auto row = rows.find(static_cast<StateClass>(c));
       const uint64_t predicted = row == rows.end() ? 0 : row->second;
-      ASSERT_EQ(predicted, static_cast<uint64_t>(Pages(plan.pools.bytes[c])));
+      ASSERT_EQ(predicted, static_cast<uint64_t>(
+                               Pages(plan.table.bytes.On(Tier::kDevice)[static_cast<size_t>(c)])));
     }
     const auto workspace = rows.find(StateClass::kWorkspace);
     ASSERT_EQ(workspace != rows.end(), random_case.model.workspace_bytes > 0);
@@ -205,7 +206,7 @@ TEST(MemoryModel, PermanentStateIsWhatThePaddedShardsNeed) {
       owned += config.zero.stage == 0 ? unit.trainable.elements : unit.trainable.shard;
     }
     const int64_t alignment = 2 * 256 * std::ssize(plan.layout.units), skew = 70'000;
-    const auto bytes = [&](StateClass c) { return plan.pools.bytes[static_cast<int>(c)]; };
+    const auto bytes = [&](StateClass c) { return plan.table.bytes.Of(Tier::kDevice, c); };
     const auto expect = [&](StateClass c, int64_t least, int64_t most) {
       EXPECT_GE(bytes(c), least);
       EXPECT_LE(bytes(c), most);
@@ -226,13 +227,14 @@ TEST(MemoryModel, AnEvaluationOfARoundsMicroBatchesFits) {
     SCOPED_TRACE(random_case.description());
     ASSERT_OK_AND_ASSIGN(const Plan plan, PlanStep(random_case.inputs()));
     int64_t largest = 0;
-    for (const VisitAddresses& visit : plan.pools.visits)
-      largest = std::max(largest, visit.boundary_stride);
+    for (int visit = 0; visit < plan.table.visits; ++visit)
+      largest = std::max(largest, plan.table.ElementsOf(Purpose::kOutput, visit));
     if (largest == 0) continue;
-    const int64_t micro_batches = plan.pools.evaluation_micro_batches;
-    ASSERT_GE(micro_batches, random_case.config.ebb.micro_batches_per_round);
-    ASSERT_LE(2 * largest * micro_batches,
-              plan.pools.bytes[static_cast<int>(StateClass::kActivation)]);
+    const Array& walk = plan.table[plan.table.Find(Purpose::kWalkOutputs)];
+    ASSERT_EQ(walk.turn_bytes, largest);
+    ASSERT_GE(walk.turns, 2 * random_case.config.ebb.micro_batches_per_round);
+    ASSERT_LE(walk.turns * walk.turn_bytes,
+              plan.table.bytes.Of(Tier::kDevice, StateClass::kActivation));
   }
 }
 
@@ -369,16 +371,14 @@ TEST(PlanTable, ABucketHasALineForEachUnitWithItsAddress) {
   const std::vector<std::string> lines = Lines(plan);
   for (const std::string& line : lines) EXPECT_LE(line.size(), 140u) << line;
   for (int u = 0; u < 48; ++u) {
-    const auto address = [&](const char* pool, int64_t offset) {
-      return absl::StrFormat("%s+0x%x", pool, offset);
+    const auto address = [&](const char* pool, Purpose purpose) {
+      return absl::StrFormat("%s+0x%x", pool,
+                             plan.table.PlaceOf(plan.table.Find(purpose, u)).offset);
     };
     const std::string unit = absl::StrCat("unit", u, " ");
-    const UnitAddresses& of_unit = plan.pools.units[u];
     for (const std::string& at :
-         {address("gather", of_unit.gather_trainable),
-          address("gradient", plan.pools.visits[u].gradient),
-          address("gradient", of_unit.gradient_shard),
-          address("master", plan.pools.placement.sub_groups[u].master.offset)}) {
+         {address("gather", Purpose::kGathered), address("gradient", Purpose::kGradient),
+          address("gradient", Purpose::kGradientShard), address("master", Purpose::kMaster)}) {
       EXPECT_TRUE(std::any_of(lines.begin(), lines.end(),
                               [&](const std::string& line) {
                                 return line.find(unit) != std::string::npos && line.ends_with(at);

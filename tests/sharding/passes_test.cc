@@ -11,7 +11,7 @@
 #include "ebb/sharding/decisions.h"
 #include "ebb/sharding/lower/logical.h"
 #include "ebb/sharding/lower/swap_ins.h"
-#include "ebb/sharding/pools/reduction.h"
+#include "ebb/sharding/passes/reduction.h"
 #include "passes_of.h"
 #include "random_model.h"
 #include "tests/status.h"

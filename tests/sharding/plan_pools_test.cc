@@ -9,9 +9,10 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/sharding/passes/pool.h"
+#include "ebb/sharding/passes/rows.h"
 #include "ebb/sharding/placement.h"
 #include "ebb/sharding/plan.h"
-#include "ebb/sharding/pools/pool.h"
 #include "plan_variants.h"
 #include "random_model.h"
 #include "tests/status.h"
@@ -24,84 +25,21 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-// Every address of a Pools.
-std::vector<int64_t> Addresses(const Pools& pools) {
-  std::vector<int64_t> all;
-  const auto add = [&](std::initializer_list<int64_t> addresses) {
-    all.insert(all.end(), addresses);
-  };
-  for (const UnitAddresses& u : pools.units) {
-    add({u.parameter_trainable, u.parameter_frozen, u.gradient_shard, u.gather_trainable,
-         u.gather_frozen, u.secondary_trainable, u.secondary_frozen});
-  }
-  for (const SubGroup& g : pools.placement.sub_groups)
-    add({g.master.offset, g.states.offset, g.states_stride});
-  for (const UnitPlacement& unit : pools.placement.units) {
-    for (const bool trainable : {true, false})
-      for (const ParameterPiece& piece : unit.pieces(trainable)) add({piece.place.offset});
-  }
-  for (const VisitAddresses& v : pools.visits)
-    add({v.gradient, v.output, v.output_gradient, v.boundary_stride, v.place.offset});
-  add({pools.staging_cast, pools.staging_rounded, pools.staging_norm, pools.staging_exchange,
-       pools.staging_sums, pools.staging_gradient, pools.staging_master, pools.evaluation_stride});
-  for (const SlotRing& ring : {pools.parameter_slots, pools.gradient_slots, pools.boundary_slots,
-                               pools.master_slots, pools.host_work.ring, pools.device_work.ring})
-    add({ring.bytes, ring.first.offset});
-  for (const Place& place :
-       {pools.landing, pools.host_norm, pools.host_gradient, pools.host_master})
-    add({place.offset});
-  return all;
+// The ring of slots, or one without bytes.
+Array RingOf(const Table& table, Purpose purpose) {
+  const int row = table.Find(purpose);
+  return row < 0 ? Array{} : table[row];
 }
 
-// Every number of a Pools.
-std::vector<int64_t> Flat(const Pools& pools) {
-  std::vector<int64_t> flat = Addresses(pools);
-  for (const auto* bytes : {&pools.bytes, &pools.host_bytes, &pools.file_bytes})
-    flat.insert(flat.end(), std::begin(*bytes), std::end(*bytes));
-  const auto add = [&](std::initializer_list<int64_t> numbers) {
-    flat.insert(flat.end(), numbers);
-  };
-  for (const SubGroup& g : pools.placement.sub_groups)
-    add({static_cast<int64_t>(g.tier), g.unit, g.begin, g.end});
-  for (const UnitPlacement& unit : pools.placement.units) {
-    add({static_cast<int64_t>(unit.gradient), unit.first_sub_group, unit.sub_groups});
-    for (const bool trainable : {true, false}) {
-      for (const ParameterPiece& piece : unit.pieces(trainable))
-        add({static_cast<int64_t>(piece.place.tier), piece.begin, piece.end});
-    }
-  }
-  for (const WorkSlots& work : {pools.host_work, pools.device_work}) {
-    add({work.ring.count, work.master, work.states, work.states_stride, work.gradient,
-         work.parameter});
-  }
-  const auto add_place = [&](const Place& place) {
-    add({static_cast<int64_t>(place.tier), static_cast<int64_t>(place.pool), place.per_slice});
-  };
-  for (const VisitAddresses& v : pools.visits) {
-    add({v.leaves ? 1 : 0});
-    add_place(v.place);
-  }
-  for (const SlotRing& ring : {pools.parameter_slots, pools.gradient_slots, pools.boundary_slots,
-                               pools.master_slots, pools.host_work.ring, pools.device_work.ring})
-    add_place(ring.first);
-  for (const Place& place :
-       {pools.landing, pools.host_norm, pools.host_gradient, pools.host_master})
-    add_place(place);
-  add({pools.staging_sums_bytes});
-  add({pools.parameter_slots.count, pools.gradient_slots.count, pools.boundary_slots.count,
-       pools.master_slots.count, pools.evaluation_micro_batches});
-  return flat;
-}
-
-TEST(PlanLaws, EveryVariantHasTheSamePools) {
+TEST(PlanLaws, EveryVariantHasTheSameTable) {
   for (int number = 1; number <= Cases(600); ++number) {
     const RandomCase random_case = CaseOf(number);
     SCOPED_TRACE(random_case.description());
     const std::vector<Variant> variants = Variants(random_case);
     for (const Variant& variant : variants)
-      ASSERT_EQ(Flat(variant.plan.pools), Flat(variants.front().plan.pools));
+      ASSERT_TRUE(variant.plan.table == variants.front().plan.table);
     ASSERT_OK_AND_ASSIGN(const Plan drain, PlanDrain(random_case.inputs()));
-    ASSERT_EQ(Flat(drain.pools), Flat(variants.front().plan.pools));
+    ASSERT_TRUE(drain.table == variants.front().plan.table);
   }
 }
 
@@ -110,7 +48,8 @@ TEST(PlanLaws, AddressesAreAligned) {
     const RandomCase random_case = CaseOf(number);
     SCOPED_TRACE(random_case.description());
     ASSERT_OK_AND_ASSIGN(const Plan plan, PlanStep(random_case.inputs()));
-    for (int64_t address : Addresses(plan.pools)) ASSERT_EQ(address % kPoolAlignment, 0);
+    for (const Extent& extent : plan.table.extents)
+      ASSERT_EQ(extent.place.offset % kPoolAlignment, 0);
   }
 }
 
@@ -122,15 +61,15 @@ TEST(PlanLaws, PoolsStayWithinWhatTheConfigGrants) {
     ASSERT_OK_AND_ASSIGN(const Plan plan, PlanStep(random_case.inputs()));
     const int64_t device = BytesOn(Tier::kDevice, plan), host = BytesOn(Tier::kCpu, plan);
     const OffloadParamConfig& parameters = random_case.config.zero.offload_param;
-    ASSERT_LE(plan.pools.parameter_slots.count, parameters.buffer_count);
+    const Array slots = RingOf(plan.table, Purpose::kParameterSlot),
+                masters = RingOf(plan.table, Purpose::kMasterSlot);
+    ASSERT_LE(slots.turns, parameters.buffer_count);
     const int64_t buffer_size = parameters.buffer_size.value_or(100'000'000);
-    ASSERT_LE(plan.pools.parameter_slots.bytes / SizeOf(random_case.config.compute), buffer_size);
+    ASSERT_LE(slots.turn_bytes / SizeOf(random_case.config.compute), buffer_size);
     EbbConfig& ebb = random_case.config.ebb;
     ASSERT_LE(host, ebb.host_memory.value_or(host));
-    const SlotRing& masters = plan.pools.master_slots;
-    if (masters.count > 0) {
-      ASSERT_LE(plan.pools.parameter_slots.count * plan.pools.parameter_slots.bytes +
-                    masters.count * masters.bytes,
+    if (masters.turn_bytes > 0) {
+      ASSERT_LE(slots.turns * slots.turn_bytes + masters.turns * masters.turn_bytes,
                 parameters.buffer_count * buffer_size * SizeOf(random_case.config.compute));
     }
     ebb.device_memory = device;
@@ -277,7 +216,7 @@ std::vector<std::string> Pieces(const StatePlacement& placement, size_t unit) {
   std::vector<std::string> lines;
   for (const ParameterPiece& piece : placement.units[unit].trainable) {
     lines.push_back(absl::StrCat(piece.begin / kCutElements, "-", piece.end / kCutElements, " ",
-                                 std::string(Name(piece.place.tier))));
+                                 std::string(Name(piece.tier))));
   }
   return lines;
 }
@@ -289,7 +228,7 @@ std::string WhyNoneIsOffloaded(const Config& config) {
   const auto plan =
       PlanStep({.model = &model, .config = &config, .world = 2, .optimizer_states = 2});
   if (!plan.ok()) return plan.status().ToString();
-  return sharding::WhyNoneIsOffloaded(plan->decisions, plan->pools.placement, config);
+  return sharding::WhyNoneIsOffloaded(plan->decisions, PlacementOf(plan->table), config);
 }
 
 TEST(StatePlacement, ATierThatGetsNoParametersIsNamedWithTheKeyThatKeepsThemOutOfIt) {
@@ -353,12 +292,6 @@ TEST(StatePlacement, TheFirstUnitsParametersAreInRam) {
   EXPECT_THAT(Pieces(placement, 0), ElementsAre("0-10 cpu"));
   EXPECT_THAT(Pieces(placement, 1), ElementsAre("0-5 cpu", "5-10 nvme"));
   EXPECT_THAT(Pieces(placement, 2), ElementsAre("0-10 nvme"));
-  EXPECT_EQ(PieceOf(placement.units[1].trainable, 5 * k - 1).place.tier, Tier::kCpu);
-  EXPECT_EQ(PieceOf(placement.units[1].trainable, 5 * k).place.tier, Tier::kNvme);
-  // Pages of 2,048 elements in bf16.
-  EXPECT_EQ(SwapBytes(placement, 0, 2), 0);
-  EXPECT_EQ(SwapBytes(placement, 1, 2), 5 * 4096);
-  EXPECT_EQ(SwapBytes(placement, 2, 2), 10 * 4096);
 }
 
 // The parameters that a sub-group writes are in one tier, so it ends where a piece does. Sub-groups
@@ -447,7 +380,6 @@ TEST(StatePlacement, FrozenParametersHavePiecesAndNoSubGroups) {
   EXPECT_THAT(placement.sub_groups, IsEmpty());
   EXPECT_THAT(placement.units[0].trainable, IsEmpty());
   EXPECT_EQ(placement.units[0].frozen.size(), 1u);
-  EXPECT_EQ(SwapBytes(placement, 0, 4), 4 * k);
 }
 
 }  // namespace

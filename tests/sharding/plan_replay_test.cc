@@ -193,7 +193,8 @@ TEST(PlanLaws, AsManyUnitsShareReadsAsThereAreSlotsFor) {
           .model = &model, .config = &config, .world = 1, .optimizer_states = 2};
       const absl::StatusOr<Plan> plan = PlanStep(inputs), drain = PlanDrain(inputs);
       ASSERT_TRUE(plan.ok() && drain.ok()) << plan.status() << drain.status();
-      ASSERT_LE(plan->pools.master_slots.count, sub_groups);
+      const int masters = plan->table.Find(Purpose::kMasterSlot);
+      ASSERT_LE(masters < 0 ? 0 : plan->table[masters].turns, sub_groups);
       const std::vector<const Plan*> plans = {&*plan, &*drain};
       Fragments fragments(plans);
       Replay replay(inputs, *plan, /*rank=*/0, fragments, &*drain);

@@ -129,8 +129,7 @@ TEST(PlanLaws, EachKindOfOperationHasItsStream) {
         if (operation.kind != OperationKind::kUpdate &&
             operation.kind != OperationKind::kParameterNorms)
           continue;
-        const SubGroup& group =
-            variant.plan.pools.placement.sub_groups[operation.updates.front().sub_group];
+        const SubGroup& group = variant.plan.table.sub_groups[operation.updates.front().sub_group];
         ASSERT_EQ(operation.stream, group.tier == Tier::kDevice ? kUpdate : kHostUpdate);
       }
     }

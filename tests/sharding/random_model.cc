@@ -119,7 +119,7 @@ Config RandomConfig(Random& random) {
 
 int64_t BytesOn(Tier tier, const Plan& plan) {
   int64_t bytes = 0;
-  for (const MemoryRow& row : PredictMemory(plan))
+  for (const MemoryRow& row : PredictMemory(plan.table.bytes))
     bytes += row.tier == tier ? static_cast<int64_t>(row.predicted_bytes) : 0;
   return bytes;
 }

@@ -32,13 +32,13 @@ Replay::Replay(const PlanInputs& inputs, const Plan& plan, int rank, Fragments& 
       rank_(rank % plan.decisions.shards),
       plan_(&plan),
       drain_(drain),
-      memory_(order_, plan.pools),
+      memory_(order_, plan.table),
       fragments_(fragments),
       frontier_(fragments.cells().count()) {
   constexpr int kStart = HappensBefore::kStart;
   const Decisions& d = plan.decisions;
   const int units = static_cast<int>(plan.layout.units.size());
-  sub_group_versions_.assign(plan.pools.placement.sub_groups.size(), 0);
+  sub_group_versions_.assign(plan.table.sub_groups.size(), 0);
   for (int u = 0; u < units; ++u) {
     if (d.kept_whole[u]) {
       memory_.Write(kStart, Gathered(u), {Content::kParameter, u, 0});
@@ -48,20 +48,23 @@ Replay::Replay(const PlanInputs& inputs, const Plan& plan, int rank, Fragments& 
     for (const bool of_trainable : {true, false}) {
       Content content = of_trainable ? OwnParametersOf(u, 0) : FrozenOf(u);
       const int64_t slice = content.first, size = SizeOf(d.compute_of(u));
-      for (const ParameterPiece& piece : PlacementOf(u).pieces(of_trainable)) {
+      const int row = table().Find(Purpose::kParameter, u, of_trainable);
+      for (const Extent& piece : table().ExtentsOf(row)) {
         content.first = slice + piece.begin * size;
         memory_.Write(kStart, RangeOf(piece.place, piece.count() * size), content);
       }
     }
   }
-  for (const SubGroup& group : plan.pools.placement.sub_groups) {
+  for (const SubGroup& group : plan.table.sub_groups) {
     const int u = group.unit;
     if (d.writes_parameters(u) && d.master_size(u) > 0) {
-      memory_.Write(kStart, RangeOf(group.master, group.count() * d.master_size(u)),
+      const Place master = table().PlaceOf(table().Find(Purpose::kMaster, u), group.begin);
+      memory_.Write(kStart, RangeOf(master, group.count() * d.master_size(u)),
                     {Content::kMaster, u, 0, 0, group.begin * d.master_size(u)});
     }
     for (int i = 0; i < inputs_.optimizer_states; ++i) {
-      memory_.Write(kStart, RangeOf(group.states.Plus(i * group.states_stride), group.count() * 4),
+      const int state = table().Find(Purpose::kState, u, /*trainable=*/true, i);
+      memory_.Write(kStart, RangeOf(table().PlaceOf(state, group.begin), group.count() * 4),
                     {Content::kOptimizerState, u, 0, i, group.begin * 4});
     }
   }
@@ -109,10 +112,10 @@ void Replay::Drain() {
 // next one.
 void Replay::CheckVersions() {
   for (size_t g = 0; g < sub_group_versions_.size(); ++g) {
-    const int u = plan_->pools.placement.sub_groups[g].unit;
-    const std::vector<ParameterPiece>& pieces = PlacementOf(u).trainable;
+    const int u = table().sub_groups[g].unit;
+    const std::span<const Extent> pieces = table().ExtentsOf(table().Find(Purpose::kParameter, u));
     const bool swaps = plan_->decisions.carried[u] &&
-                       std::any_of(pieces.begin(), pieces.end(), [](const ParameterPiece& piece) {
+                       std::any_of(pieces.begin(), pieces.end(), [](const Extent& piece) {
                          return piece.place.tier == Tier::kNvme;
                        });
     const int expected = version_ - (carries_ && swaps ? 1 : 0);
@@ -129,7 +132,7 @@ void Replay::Begin(const Plan& plan, bool walk) {
   things_.assign(fragment_->instructions.size(), HappensBefore::kStart);
   contributions_.assign(plan.layout.units.size(), 0);
   norms_.clear();
-  norms_taken_.assign(plan.pools.placement.sub_groups.size(), -1);
+  norms_taken_.assign(plan.table.sub_groups.size(), -1);
   norms_begun_[0] = norms_begun_[1] = false;
   norms_exchanged_ = -1;
 }

@@ -120,8 +120,13 @@ class Replay {
     int64_t first = 0;
   };
   SecondaryRange Secondary(int unit, bool is_trainable) const;
-  const UnitPlacement& PlacementOf(int unit) const { return plan_->pools.placement.units[unit]; }
-  Tier GradientTier(int unit) const { return PlacementOf(unit).gradient; }
+  const Table& table() const { return plan_->table; }
+  // A row, or this rank's slice of it.
+  Range RangeOfRow(int row, bool slice = false) const;
+  Range ScratchRange(Purpose purpose, int64_t at, int64_t bytes) const;
+  Tier GradientTier(int unit) const {
+    return table().TierOf(table().Find(Purpose::kGradientShard, unit));
+  }
   Content ParameterOf(int unit, int version, int64_t first_element) const;
   Content OwnParametersOf(int unit, int version) const;
   Content FrozenOf(int unit) const;

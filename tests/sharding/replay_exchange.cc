@@ -69,7 +69,7 @@ void Replay::CopyControl(int thing, std::span<const Operand> operands) {
 void Replay::SealNorms(int thing) {
   const Decisions& d = plan_->decisions;
   for (size_t g = 0; g < norms_taken_.size(); ++g) {
-    if (d.norm_states[plan_->pools.placement.sub_groups[g].unit] < 0) {
+    if (d.norm_states[table().sub_groups[g].unit] < 0) {
       if (norms_taken_[g] >= 0) Fail("norms of parameters that need none");
     } else if (norms_taken_[g] < 0 || !order_.Before(norms_taken_[g], thing)) {
       Fail(absl::StrCat("the exchange may leave out the norms of sub-group ", g));

@@ -30,7 +30,7 @@ void Replay::Update(int thing, const Operation& operation) {
   const int step = steps_ - (carried ? 1 : 0), from = version_ - (carried ? 1 : 0), to = from + 1;
   for (const Part& part : operation.parts) {
     const UpdateWork work(operation);
-    const SubGroup& group = plan_->pools.placement.sub_groups[work.sub_group];
+    const SubGroup& group = table().sub_groups[work.sub_group];
     const int u = part.unit;
     if (group.unit != u) Fail("an update's sub-group is another unit's");
     const bool early = d.timing == UpdateTiming::kEarly && !carried,
@@ -87,7 +87,7 @@ void Replay::ParameterNorms(int thing, const Operation& operation) {
   const Decisions& d = plan_->decisions;
   for (const Part& part : operation.parts) {
     const UpdateWork work(operation);
-    const SubGroup& group = plan_->pools.placement.sub_groups[work.sub_group];
+    const SubGroup& group = table().sub_groups[work.sub_group];
     const int u = part.unit;
     memory_.Read(
         thing,
@@ -132,7 +132,7 @@ void Replay::CastMasters(int thing, const Operation& operation) {
   for (size_t i = 0; i < operation.parts.size(); ++i) {
     const int unit = operation.parts[i].unit;
     if (d.reads_parameters(unit)) Fail("a copy of masters that are parameters, or halves of them");
-    const SubGroup& group = plan_->pools.placement.sub_groups[operation.updates[i].sub_group];
+    const SubGroup& group = table().sub_groups[operation.updates[i].sub_group];
     if (group.unit != unit) Fail("a copy's masters are another unit's");
     memory_.Read(thing, RangeOf(operation.operands[2 * i].place, group.count() * 4),
                  {Content::kMaster, unit, version_, 0, group.begin * 4});
@@ -147,7 +147,7 @@ void Replay::CastMasters(int thing, const Operation& operation) {
 void Replay::KeepParameters(int thing, const Operation& update) {
   const Decisions& d = plan_->decisions;
   const UpdateWork work(update);
-  const SubGroup& group = plan_->pools.placement.sub_groups[work.sub_group];
+  const SubGroup& group = table().sub_groups[work.sub_group];
   if (d.reads_parameters(group.unit) || !update.updates.front().keeps_parameter) return;
   memory_.Read(thing, RangeOf(work.master, group.count() * 4),
                {Content::kMaster, group.unit, version_, 0, group.begin * 4});
@@ -161,19 +161,12 @@ void Replay::UseStaging(int thing, int unit, Tier here) {
   int64_t longest = 0;
   for (const PlacedParameter& placement : trainable(unit).placements)
     longest = std::max(longest, std::min(placement.elements, owned(unit)));
-  const Pools& pools = plan_->pools;
-  const auto on_device = [](int64_t offset) {
-    return Place{.pool = StateClass::kStaging, .offset = offset};
+  const auto use = [&](Purpose purpose) {
+    const int row = table().OnTier(purpose, /*on_host=*/here == Tier::kCpu);
+    memory_.Write(thing, RangeOf(table().PlaceOf(row), longest * 4), {Content::kOptimizerGradient});
   };
-  const bool on_host = here == Tier::kCpu;
-  memory_.Write(
-      thing,
-      RangeOf(on_host ? pools.host_gradient : on_device(pools.staging_gradient), longest * 4),
-      {Content::kOptimizerGradient});
-  if (!plan_->decisions.reads_parameters(unit)) return;
-  memory_.Write(thing,
-                RangeOf(on_host ? pools.host_master : on_device(pools.staging_master), longest * 4),
-                {Content::kOptimizerGradient});
+  use(Purpose::kOwnGradient);
+  if (plan_->decisions.reads_parameters(unit)) use(Purpose::kOwnMaster);
 }
 
 void Replay::Move(int thing, const Operation& operation) {

@@ -2,7 +2,8 @@
 #include <algorithm>
 
 #include "ebb/sharding/norm_records.h"
-#include "ebb/sharding/pools/pool.h"
+#include "ebb/sharding/passes/pool.h"
+#include "ebb/sharding/passes/reduction.h"
 #include "replay.h"
 
 namespace ebb::sharding {
@@ -35,41 +36,32 @@ int Replay::expected_contributions(int unit) const {
   return visits * (inputs_.config->reduces_at_round() ? d.rounds : 1);
 }
 
+Range Replay::RangeOfRow(int row, bool slice) const {
+  if (row < 0) return {};
+  const int64_t bytes = table()[row].bytes();
+  const Range whole = RangeOf(table().PlaceOf(row), bytes);
+  return slice ? OwnSliceOf(whole) : whole;
+}
+
 Range Replay::OwnParameters(int unit) const {
   const Decisions& d = plan_->decisions;
-  const int64_t size = SizeOf(d.compute_of(unit)),
-                start = plan_->pools.units[unit].parameter_trainable;
-  if (d.stage == 0) return {StateClass::kParameter, start, trainable(unit).elements * size};
-  const int64_t shard_bytes = trainable(unit).shard * size;
-  return {StateClass::kParameter, start + (d.kept_whole[unit] ? rank_ * shard_bytes : 0),
-          shard_bytes};
+  return RangeOfRow(table().Find(Purpose::kParameter, unit), d.stage > 0 && d.kept_whole[unit]);
 }
 
 Range Replay::Gathered(int unit) const {
-  const UnitAddresses& addresses = plan_->pools.units[unit];
-  const int64_t bytes = trainable(unit).elements * SizeOf(plan_->decisions.compute_of(unit));
-  if (plan_->decisions.kept_whole[unit])
-    return {StateClass::kParameter, addresses.parameter_trainable, bytes};
-  return {StateClass::kGather, addresses.gather_trainable, bytes};
+  return RangeOfRow(table().Find(Purpose::kGathered, unit));
 }
 
 Range Replay::GatheredFrozen(int unit) const {
-  const UnitAddresses& addresses = plan_->pools.units[unit];
-  const int64_t bytes = frozen(unit).elements * SizeOf(plan_->decisions.compute_of(unit));
-  if (plan_->decisions.kept_whole[unit])
-    return {StateClass::kParameter, addresses.parameter_frozen, bytes};
-  return {StateClass::kGather, addresses.gather_frozen, bytes};
+  return RangeOfRow(table().Find(Purpose::kGathered, unit, /*trainable=*/false));
 }
 
 Replay::SecondaryRange Replay::Secondary(int unit, bool is_trainable) const {
   const int ranks = static_cast<int>(inputs_.config->zero.hpz_partition_size);
-  const UnitAddresses& addresses = plan_->pools.units[unit];
   const Section& section = is_trainable ? trainable(unit) : frozen(unit);
   const int64_t bytes = section.elements * SizeOf(plan_->decisions.compute_of(unit)) / ranks;
-  return {
-      .shard = {StateClass::kSecondary,
-                is_trainable ? addresses.secondary_trainable : addresses.secondary_frozen, bytes},
-      .first = rank_ % ranks * bytes};
+  return {.shard = RangeOfRow(table().Find(Purpose::kSecondary, unit, is_trainable)),
+          .first = rank_ % ranks * bytes};
 }
 
 int64_t Replay::SliceBytes(int unit, bool is_trainable) const {
@@ -80,9 +72,7 @@ int64_t Replay::SliceBytes(int unit, bool is_trainable) const {
 Range Replay::OwnSlice(int unit, bool is_trainable) const {
   if (plan_->decisions.parameter_tier != Tier::kDevice)
     return OwnSliceOf(is_trainable ? Gathered(unit) : GatheredFrozen(unit));
-  if (is_trainable) return OwnParameters(unit);
-  return {StateClass::kParameter, plan_->pools.units[unit].parameter_frozen,
-          SliceBytes(unit, /*is_trainable=*/false)};
+  return RangeOfRow(table().Find(Purpose::kParameter, unit, is_trainable));
 }
 
 Range Replay::RangeOf(const Place& place, int64_t bytes) const {
@@ -108,19 +98,13 @@ Content Replay::FrozenOf(int unit) const {
 }
 
 Range Replay::GradientShard(int unit, bool whole) const {
-  const int64_t start = plan_->pools.units[unit].gradient_shard;
-  const int64_t size = SizeOf(plan_->decisions.shard_dtype(unit));
-  const Tier tier = GradientTier(unit);
-  if (whole) return {StateClass::kGradient, start, trainable(unit).elements * size, tier};
-  const int64_t shard_bytes = trainable(unit).shard * size;
-  return {StateClass::kGradient, start + (plan_->decisions.stage == 0 ? rank_ * shard_bytes : 0),
-          shard_bytes, tier};
+  return RangeOfRow(table().Find(Purpose::kGradientShard, unit),
+                    !whole && plan_->decisions.stage == 0);
 }
 
 Range Replay::WholeGradient(int scope) const {
-  const PlannedScope& s = plan_->scopes[scope];
-  return {StateClass::kGradient, plan_->pools.visits[s.visit].gradient,
-          trainable(s.unit).elements * SizeOf(plan_->decisions.gradient_of(s.unit))};
+  return RangeOfRow(
+      table().Find(Purpose::kGradient, GradientKey(plan_->decisions, plan_->scopes[scope])));
 }
 
 bool Replay::IsShard(int scope) const {
@@ -130,14 +114,18 @@ bool Replay::IsShard(int scope) const {
   return whole.begin == shard.begin && whole.tier == shard.tier;
 }
 
+Range Replay::ScratchRange(Purpose purpose, int64_t at, int64_t bytes) const {
+  return RangeOf(table().PlaceOf(table().Find(purpose)).Plus(at), bytes);
+}
+
 Range Replay::Reduced(const Operation& operation, size_t part) const {
   const int unit = operation.parts[part].unit;
   if (!casts(unit)) return WholeGradient(operation.parts[part].scope);
   const int64_t size = SizeOf(plan_->decisions.reduced(unit));
-  int64_t start = plan_->pools.staging_cast;
+  int64_t start = 0;
   for (size_t i = 0; i < part; ++i)
     start += Aligned(trainable(operation.parts[i].unit).elements * size);
-  return {StateClass::kStaging, start, trainable(operation.parts[part].unit).elements * size};
+  return ScratchRange(Purpose::kSentGradient, start, trainable(unit).elements * size);
 }
 
 Range Replay::Summed(const Operation& operation, size_t part) const {
@@ -151,10 +139,10 @@ Range Replay::ReducedSlice(const Operation& operation, size_t part) const {
   const int unit = operation.parts[part].unit;
   if (!rounds(unit)) return OwnSliceOf(Reduced(operation, part));
   const int64_t size = SizeOf(plan_->decisions.communication_of(unit));
-  int64_t start = plan_->pools.staging_rounded;
+  int64_t start = 0;
   for (size_t i = 0; i < part; ++i)
     start += Aligned(trainable(operation.parts[i].unit).shard * size);
-  return {StateClass::kStaging, start, trainable(operation.parts[part].unit).shard * size};
+  return ScratchRange(Purpose::kRoundedSlice, start, trainable(unit).shard * size);
 }
 
 // The parts with shards that are kept below the device and summed there, end to end.
@@ -165,8 +153,7 @@ Range Replay::LandedSlice(const Operation& reduction, size_t part) const {
        PartsThat(reduction, /*accumulate=*/true, GradientTier(reduction.parts[part].unit))) {
     if (i < part) start += Aligned(trainable(reduction.parts[i].unit).shard * size);
   }
-  return RangeOf(plan_->pools.landing.Plus(start),
-                 trainable(reduction.parts[part].unit).shard * size);
+  return ScratchRange(Purpose::kLanding, start, trainable(reduction.parts[part].unit).shard * size);
 }
 
 const Operation* Replay::ReductionOf(const Operation& operation) const {
@@ -229,16 +216,14 @@ Range Replay::NormScratch(Tier tier) const {
   int64_t longest = 0;
   for (const UnitLayout& unit : plan_->layout.units)
     longest = std::max(longest, unit.trainable.shard);
-  const int64_t bytes = (longest + 1023) / 1024 * 8;
-  if (tier == Tier::kCpu) return RangeOf(plan_->pools.host_norm, bytes);
-  return {StateClass::kStaging, plan_->pools.staging_norm, bytes};
+  const int row = table().OnTier(Purpose::kNormScratch, /*on_host=*/tier == Tier::kCpu);
+  return RangeOf(table().PlaceOf(row), (longest + 1023) / 1024 * 8);
 }
 
 // 304 bytes for each parameter that this rank may have a part of, and each group of options.
 Range Replay::NormSums(bool on_host) const {
   const int64_t bytes = LayOutNormRecords(plan_->layout, plan_->decisions).sums * 304;
-  if (on_host) return RangeOf(plan_->pools.host_norm_sums, bytes);
-  return {StateClass::kStaging, plan_->pools.staging_norm_sums, bytes};
+  return RangeOf(table().PlaceOf(table().OnTier(Purpose::kNormSums, on_host)), bytes);
 }
 
 Range Replay::Control(int64_t cell, int step) const {
@@ -246,11 +231,8 @@ Range Replay::Control(int64_t cell, int step) const {
 }
 
 Range Replay::Output(int visit, int64_t micro_batch, bool gradient) const {
-  const VisitAddresses& addresses = plan_->pools.visits[visit];
-  return {StateClass::kActivation,
-          (gradient ? addresses.output_gradient : addresses.output) +
-              micro_batch * addresses.boundary_stride,
-          inputs_.model->forward[visit].output_bytes};
+  const int row = table().Find(gradient ? Purpose::kOutputGradient : Purpose::kOutput, visit);
+  return RangeOf(table().TurnOf(row, micro_batch), inputs_.model->forward[visit].output_bytes);
 }
 
 Content Replay::GradientOf(Content::Kind kind, int scope) const {

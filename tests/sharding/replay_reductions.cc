@@ -45,9 +45,7 @@ void Replay::AllReduce(int thing, const Operation& operation) {
 // Where pieces of all ranks meet.
 void Replay::UseSumScratch(int thing) {
   if (!inputs_.config->ebb.deterministic_reduce || inputs_.world == 1) return;
-  const Pools& pools = plan_->pools;
-  memory_.Write(thing, {StateClass::kStaging, pools.staging_sums, pools.staging_sums_bytes},
-                {Content::kSums});
+  memory_.Write(thing, RangeOfRow(table().Find(Purpose::kSumScratch)), {Content::kSums});
 }
 
 void Replay::Round(int thing, const Operation& operation) {

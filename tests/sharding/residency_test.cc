@@ -1,4 +1,4 @@
-#include "ebb/sharding/pools/residency.h"
+#include "ebb/sharding/passes/residency.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/sharding/passes/boundaries.h"
 #include "ebb/sharding/plan.h"
-#include "ebb/sharding/pools/boundaries.h"
 #include "ebb/sharding/scopes.h"
 #include "random_model.h"
 #include "tests/status.h"
@@ -452,7 +452,7 @@ TEST(Boundaries, SegmentsShareMemory) {
   const auto kept = [&] {
     const absl::StatusOr<Plan> plan = PlanStep({.model = &model, .config = &config, .world = 1});
     EXPECT_OK(plan);
-    return plan.ok() ? plan->pools.bytes[static_cast<int>(StateClass::kActivation)] / kBytes : 0;
+    return plan.ok() ? plan->table.bytes.Of(Tier::kDevice, StateClass::kActivation) / kBytes : 0;
   };
   EXPECT_EQ(kept(), 15 + 1);
   for (int v = 0; v < 16; ++v) model.AddScope({.visit = v});

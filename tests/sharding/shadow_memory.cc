@@ -17,7 +17,7 @@ std::string ToString(const Content& content) {
                       content.first > 0 ? absl::StrCat(" from byte ", content.first) : "");
 }
 
-ShadowMemory::ShadowMemory(const HappensBefore& order, const Pools& pools) : order_(order) {
+ShadowMemory::ShadowMemory(const HappensBefore& order, const Table& table) : order_(order) {
   const auto make = [&](Tier tier, StateClass state, int64_t bytes) {
     Pool& pool = pools_[static_cast<size_t>(tier)][static_cast<size_t>(state)];
     pool.bytes = bytes;
@@ -25,19 +25,14 @@ ShadowMemory::ShadowMemory(const HappensBefore& order, const Pools& pools) : ord
     whole.readers.fill(HappensBefore::kStart);
     if (bytes > 0) pool.segments.emplace(0, whole);
   };
-  int64_t states = 0;
   for (int c = 0; c < kStateClasses; ++c) {
     const StateClass state = static_cast<StateClass>(c);
-    make(Tier::kDevice, state, pools.bytes[c]);
-    make(Tier::kCpu, state, pools.host_bytes[c]);
-    if (state == StateClass::kParameter) {
-      make(Tier::kNvme, state, pools.file_bytes[c]);
-    } else {
-      states += pools.file_bytes[c];
-    }
+    for (const Tier tier : {Tier::kDevice, Tier::kCpu})
+      make(tier, state, table.bytes.Of(tier, state));
   }
-  make(Tier::kNvme, StateClass::kMaster, states);
-  make(Tier::kCpu, kControlBytes, ControlCells(static_cast<int>(pools.units.size())).count());
+  make(Tier::kNvme, StateClass::kParameter, table.bytes.Of(Tier::kNvme, StateClass::kParameter));
+  make(Tier::kNvme, StateClass::kMaster, table.bytes.state_file());
+  make(Tier::kCpu, kControlBytes, ControlCells(table.units).count());
 }
 
 void ShadowMemory::NoteRead(int thing, const Range& range, Segment& segment) {

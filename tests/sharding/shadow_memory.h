@@ -58,7 +58,7 @@ inline constexpr StateClass kControlBytes = StateClass::kWorkspace;
 class ShadowMemory {
  public:
   // Two files: pool kParameter of kNvme, and pool kMaster, which holds all else.
-  ShadowMemory(const HappensBefore& order, const Pools& pools);
+  ShadowMemory(const HappensBefore& order, const Table& table);
 
   void Read(int thing, const Range& range, const Content& expected);
   void Write(int thing, const Range& range, const Content& content);

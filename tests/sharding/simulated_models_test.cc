@@ -252,7 +252,7 @@ class MachineCostsTest : public ::testing::Test {
  protected:
   MachineCosts CostsOf(const Plan& plan, const Machine& machine) {
     const std::vector<KernelWork> work(
-        plan.pools.visits.size(),
+        static_cast<size_t>(plan.table.visits),
         {.forward = 2, .backward = 4, .caller_forward = 1, .caller_backward = 1});
     absl::StatusOr<MachineCosts> costs = MachineCosts::Make(plan, machine, work, false);
     EXPECT_OK(costs);

@@ -11,7 +11,6 @@
 #include <tuple>
 #include <vector>
 
-#include "ebb/sharding/unit_places.h"
 #include "random_model.h"
 #include "tests/status.h"
 
@@ -120,17 +119,15 @@ TEST(StatePieces, PlacesAreWithinTheirPools) {
   OnPlans([](const Plan& plan, int shard, const Asked& asked) {
     for (const StateRun& run : RunsOf(plan, shard, {asked.array, 0, asked.shard})) {
       for (const Operand& stored : run.stored) {
-        const int pool = static_cast<int>(stored.place.pool);
+        const int64_t pool = plan.table.bytes.Of(stored.place.tier, stored.place.pool);
         const int64_t end = stored.place.offset + shard * stored.place.per_slice + stored.bytes();
         EXPECT_GE(stored.place.offset, 0);
         if (stored.count == 0) continue;
-        if (stored.place.tier == Tier::kDevice) {
-          EXPECT_LE(end, plan.pools.bytes[pool]);
-        } else if (stored.place.tier == Tier::kCpu) {
-          EXPECT_LE(end, plan.pools.host_bytes[pool]);
-        } else if (stored.place.tier == Tier::kNvme) {
+        if (stored.place.tier == Tier::kNvme) {
           EXPECT_EQ(stored.place.per_slice, 0);
-          EXPECT_GT(plan.pools.file_bytes[pool], 0);
+          EXPECT_GT(pool, 0);
+        } else {
+          EXPECT_LE(end, pool);
         }
       }
       EXPECT_EQ(run.is_split(),

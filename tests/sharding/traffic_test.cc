@@ -20,15 +20,19 @@ namespace ebb::sharding::traffic_test {
 namespace {
 
 using Key = std::tuple<StateClass, Tier, Direction>;
-using Table = std::map<Key, int64_t>;
+using Rows = std::map<Key, int64_t>;
 
 constexpr Direction kUp = Direction::kRead, kDown = Direction::kWrite;
 
-Table Predicted(const Plan& plan, bool carrying) {
-  Table table;
+Rows Predicted(const Plan& plan, bool carrying) {
+  Rows table;
   for (const TrafficRow& row : PredictTraffic(plan, carrying))
     table[{row.state, row.tier, row.direction}] = static_cast<int64_t>(row.predicted_bytes);
   return table;
+}
+
+Tier TierOfShard(const Plan& plan, int unit) {
+  return plan.table.TierOf(plan.table.Find(Purpose::kGradientShard, unit));
 }
 
 // Adds the reads of a sub-group's norms, which come before its update's.
@@ -36,7 +40,7 @@ template <class Add>
 void AddNorms(const Plan& plan, const SubGroup& group, const Add& add) {
   using enum StateClass;
   const Decisions& d = plan.decisions;
-  const UnitPlacement& unit = plan.pools.placement.units[static_cast<size_t>(group.unit)];
+  const Tier shard = TierOfShard(plan, group.unit);
   const bool on_host = group.tier != Tier::kDevice;
   const int64_t count = group.count(), gradient = count * SizeOf(d.shard_dtype(group.unit));
   if (group.tier == Tier::kNvme) {
@@ -44,19 +48,19 @@ void AddNorms(const Plan& plan, const SubGroup& group, const Add& add) {
     add(kOptimizer, Tier::kNvme, kUp,
         d.norm_states[static_cast<size_t>(group.unit)] * SwapAligned(count * 4));
   }
-  if (unit.gradient == Tier::kNvme) add(kGradient, Tier::kNvme, kUp, SwapAligned(gradient));
-  if (on_host != (unit.gradient != Tier::kDevice))
+  if (shard == Tier::kNvme) add(kGradient, Tier::kNvme, kUp, SwapAligned(gradient));
+  if (on_host != (shard != Tier::kDevice))
     add(kGradient, Tier::kCpu, on_host ? kDown : kUp, gradient);
   if (!d.writes_parameters(group.unit) || !d.reads_parameters(group.unit)) return;
-  const Tier tier = PieceOf(unit.trainable, group.begin).place.tier;
+  const Tier tier = ParameterTierOf(plan.table, group);
   const int64_t bytes = count * SizeOf(d.compute_of(group.unit));
   if (tier == Tier::kNvme) add(kParameter, Tier::kNvme, kUp, SwapAligned(bytes));
   if (on_host != (tier != Tier::kDevice)) add(kParameter, Tier::kCpu, on_host ? kDown : kUp, bytes);
 }
 
 // Traffic by where everything lives, how often it is gathered and how often it is reduced.
-Table Formula(const Plan& plan, bool carrying) {
-  Table table;
+Rows Formula(const Plan& plan, bool carrying) {
+  Rows table;
   const auto add = [&](StateClass state, Tier tier, Direction direction, int64_t bytes) {
     if (bytes > 0) table[{state, tier, direction}] += bytes;
   };
@@ -76,9 +80,11 @@ Table Formula(const Plan& plan, bool carrying) {
   add_uses(plan.operations, 1);
   add_uses(plan.MiddleRound(), plan.step_rounds - d.rounds);
   for (size_t u = 0; u < plan.layout.units.size(); ++u) {
-    const UnitPlacement& unit = plan.pools.placement.units[u];
+    const int number = static_cast<int>(u);
+    const Tier tier = TierOfShard(plan, number);
     for (const bool trainable : {true, false}) {
-      for (const ParameterPiece& piece : unit.pieces(trainable)) {
+      const int row = plan.table.Find(Purpose::kParameter, number, trainable);
+      for (const Extent& piece : plan.table.ExtentsOf(row)) {
         const int64_t bytes = piece.count() * size;
         if (piece.place.tier != Tier::kDevice) add(kParameter, Tier::kCpu, kUp, gathers[u] * bytes);
         if (piece.place.tier != Tier::kNvme) continue;
@@ -88,19 +94,19 @@ Table Formula(const Plan& plan, bool carrying) {
       }
     }
     const int64_t shard = plan.layout.units[u].trainable.shard;
-    if (unit.gradient != Tier::kDevice) {
+    if (tier != Tier::kDevice) {
       add(kGradient, Tier::kCpu, kDown, contributions[u] * shard * SizeOf(d.communication));
     }
-    if (unit.gradient != Tier::kNvme) continue;
+    if (tier != Tier::kNvme) continue;
     const int64_t stored = SwapAligned(shard * SizeOf(d.shard_dtype(static_cast<int>(u))));
     add(kGradient, Tier::kNvme, kDown, contributions[u] * stored);
     add(kGradient, Tier::kNvme, kUp, (contributions[u] - 1) * stored);  // to be added to
     // Norms of the gradients that the trainer has left there.
     if (d.holds && contributions[u] > 0) add(kGradient, Tier::kNvme, kUp, stored);
   }
-  for (const VisitAddresses& visit : plan.pools.visits) {
-    if (!visit.leaves) continue;
-    const int64_t bytes = visit.boundary_stride * d.micro_batches_per_round;
+  for (int visit = 0; visit < plan.table.visits; ++visit) {
+    const int64_t bytes = plan.table.ElementsOf(Purpose::kOutputAway, visit);
+    if (bytes == 0) continue;
     for (const Direction direction : {kUp, kDown}) {
       add(kActivation, Tier::kCpu, direction, plan.step_rounds * bytes);
       if (d.activation_tier == Tier::kNvme)
@@ -111,25 +117,27 @@ Table Formula(const Plan& plan, bool carrying) {
   for (const Operation& operation : plan.operations) {
     if (operation.kind != OperationKind::kCastMasters) continue;
     for (const UpdateDetail& of : operation.updates) {
-      const SubGroup& group = plan.pools.placement.sub_groups[static_cast<size_t>(of.sub_group)];
+      const SubGroup& group = plan.table.sub_groups[static_cast<size_t>(of.sub_group)];
       table[{kParameter, Tier::kNvme, kUp}] -= SwapAligned(group.count() * size);
     }
   }
   // Updates find in the slot the data that the unit's last gather has read.
   if (d.reads_any_parameters() && d.timing == UpdateTiming::kEarly) {
-    const SlotRing& slots = plan.pools.parameter_slots;
+    const int slots = plan.table.Find(Purpose::kParameterSlot);
+    const int64_t first = plan.table.PlaceOf(slots).offset,
+                  bytes = slots < 0 ? 0 : plan.table[slots].turns * plan.table[slots].turn_bytes;
     for (const Operation& operation : plan.operations) {
       if (operation.kind != OperationKind::kWrite || operation.condition != Condition::kAlways)
         continue;
       for (const Move& move : operation.moves) {
-        const int64_t at = move.from.offset - slots.first.offset;
-        if (move.state == kParameter && at >= 0 && at < slots.count * slots.bytes)
+        const int64_t at = move.from.offset - first;
+        if (move.state == kParameter && at >= 0 && at < bytes)
           table[{kParameter, Tier::kNvme, kUp}] -= move.bytes;
       }
     }
   }
-  for (const SubGroup& group : plan.pools.placement.sub_groups) {
-    const UnitPlacement& unit = plan.pools.placement.units[static_cast<size_t>(group.unit)];
+  for (const SubGroup& group : plan.table.sub_groups) {
+    const Tier shard = TierOfShard(plan, group.unit);
     const bool on_host = group.tier != Tier::kDevice;
     const int64_t count = group.count(), bytes = count * size;
     if (group.tier == Tier::kNvme) {
@@ -138,14 +146,14 @@ Table Formula(const Plan& plan, bool carrying) {
         add(kOptimizer, Tier::kNvme, direction, d.optimizer_states * SwapAligned(count * 4));
       }
     }
-    if (unit.gradient == Tier::kNvme)
+    if (shard == Tier::kNvme)
       add(kGradient, Tier::kNvme, kUp, SwapAligned(count * SizeOf(d.shard_dtype(group.unit))));
-    if (on_host != (unit.gradient != Tier::kDevice)) {
+    if (on_host != (shard != Tier::kDevice)) {
       add(kGradient, Tier::kCpu, on_host ? kDown : kUp, count * SizeOf(d.shard_dtype(group.unit)));
     }
     if (d.norm_states[static_cast<size_t>(group.unit)] >= 0) AddNorms(plan, group, add);
     if (!d.writes_parameters(group.unit)) continue;
-    const Tier tier = PieceOf(unit.trainable, group.begin).place.tier;
+    const Tier tier = ParameterTierOf(plan.table, group);
     if (tier == Tier::kNvme) {
       add(kParameter, Tier::kNvme, kDown, SwapAligned(bytes));
       if (d.reads_parameters(group.unit)) add(kParameter, Tier::kNvme, kUp, SwapAligned(bytes));
@@ -159,7 +167,7 @@ Table Formula(const Plan& plan, bool carrying) {
   return table;
 }
 
-std::string ToString(const Table& table) {
+std::string ToString(const Rows& table) {
   std::string text;
   for (const auto& [key, bytes] : table) {
     const auto& [state, tier, direction] = key;
@@ -195,7 +203,7 @@ TEST(Traffic, ADrainMovesTheBytesOfItsUpdatesAlone) {
     ASSERT_TRUE(plan.ok() && drain.ok()) << plan.status() << drain.status();
     // A first step and then the drain move the same bytes as a step in steady state, and read once
     // more the parameters that the update would have handed on.
-    Table both = Predicted(*plan, /*carrying=*/false);
+    Rows both = Predicted(*plan, /*carrying=*/false);
     for (const auto& [key, bytes] : Predicted(*drain, /*carrying=*/true)) both[key] += bytes;
     for (auto& [key, bytes] : Predicted(*plan, /*carrying=*/true)) both[key] -= bytes;
     for (const auto& [key, bytes] : both) {
@@ -203,7 +211,8 @@ TEST(Traffic, ADrainMovesTheBytesOfItsUpdatesAlone) {
       int64_t expected = 0;
       for (size_t u = 0; read_again && u < plan->layout.units.size(); ++u) {
         if (!plan->decisions.carried[u]) continue;
-        for (const ParameterPiece& piece : plan->pools.placement.units[u].trainable) {
+        const int row = plan->table.Find(Purpose::kParameter, static_cast<int>(u));
+        for (const Extent& piece : plan->table.ExtentsOf(row)) {
           if (piece.place.tier == Tier::kNvme)
             expected += SwapAligned(piece.count() * SizeOf(plan->decisions.compute));
         }

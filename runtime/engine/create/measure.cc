@@ -123,7 +123,7 @@ absl::Status Measuring::MeasureRatio(Scratch& scratch) {
 // measure at a time.
 absl::StatusOr<double> Measuring::MeasureBalance(Scratch& scratch) {
   const sharding::Decisions& settled = plan().decisions;
-  const std::vector<sharding::SubGroup>& groups = plan().pools.placement.sub_groups;
+  const std::vector<sharding::SubGroup>& groups = plan().table.sub_groups;
   // The time of an optimizer of the trainer's is not known.
   if (with_.inputs.options.optimizer || groups.empty()) return 0;
   const int unit = groups[0].unit;
@@ -228,7 +228,7 @@ absl::Status AgreeOnPlanned(EngineMembers& engine, const absl::Status& own) {
 
 // All ranks have read the free memory before one takes some, and each knows how many ranks take
 // from it.
-absl::Status CheckHostMemory(const EngineInputs& inputs, const sharding::Pools& pools,
+absl::Status CheckHostMemory(const EngineInputs& inputs, const sharding::PoolBytes& pools,
                              const HostLane& lane, std::optional<sharding::HostRoom>& tightest) {
   const std::vector<MemoryLimit> limits = ReadMemoryLimits(GivenOverrides().system_root);
   std::vector<int64_t> identities;

@@ -50,7 +50,7 @@ absl::Status AgreeOnPlanned(EngineMembers& engine, const absl::Status& own);
 
 // Whether the host has the memory that Create is about to take. Collective. `tightest`: the limit
 // with the least room for a rank; none if the system names none.
-absl::Status CheckHostMemory(const EngineInputs& inputs, const sharding::Pools& pools,
+absl::Status CheckHostMemory(const EngineInputs& inputs, const sharding::PoolBytes& pools,
                              const HostLane& lane, std::optional<sharding::HostRoom>& tightest);
 
 }  // namespace ebb

@@ -311,9 +311,9 @@ absl::StatusOr<ChecksumRates> MeasureChecksumRates(const Storage& storage,
     return absl::OkStatus();
   };
   EBB_RETURN_IF_ERROR(measure(StateClass::kParameter,
-                              plan.pools.file_bytes[static_cast<int>(StateClass::kParameter)],
+                              plan.table.bytes.Of(Tier::kNvme, StateClass::kParameter),
                               rates.parameters));
-  EBB_RETURN_IF_ERROR(measure(StateClass::kOptimizer, plan.pools.state_file_bytes(), rates.states));
+  EBB_RETURN_IF_ERROR(measure(StateClass::kOptimizer, plan.table.bytes.state_file(), rates.states));
   return rates;
 }
 

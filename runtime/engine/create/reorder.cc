@@ -77,7 +77,7 @@ absl::Status Reorder::To(std::vector<Visit> forward, std::vector<ScopeEvent> ord
 
 // All that can be refused before anything changes.
 absl::Status Reorder::Plan() {
-  next_.KeepPlacement(with_.plans.plan().pools.placement);
+  next_.KeepPlacement(sharding::PlacementOf(with_.plans.plan().table));
   EBB_RETURN_IF_ERROR(next_.Plan());
   EBB_RETURN_IF_ERROR(with_.storage->files().HasFilesFor(next_.plan()));
   return next_.Held().status();
@@ -100,7 +100,7 @@ absl::Status Reorder::Change() {
     }
   }
   absl::Status shown = with_.communicators.BarrierAfterFreedMemory();
-  if (shown.ok()) shown = with_.collective_pools.Show(*with_.storage, with_.plans.plan().pools);
+  if (shown.ok()) shown = with_.collective_pools.Show(*with_.storage, with_.plans.plan().table);
   if (shown.ok()) return followed;
   with_.errors.Fail(
       absl::Status(shown.code(), absl::StrCat("the engine has failed: ", shown.message())));

@@ -125,9 +125,10 @@ absl::Status Setup::MakePart(Measuring& measuring, const absl::Status& own) {
   // the measurements.
   EBB_RETURN_IF_ERROR(with_.communicators.MakeSecondary(decisions().secondary_shards));
   EBB_RETURN_IF_ERROR(with_.communicators.MakeReduce(decisions().shards));
-  EBB_RETURN_IF_ERROR(CheckHostMemory(inputs, plan().pools, with_.Control(), with_.host_room));
+  EBB_RETURN_IF_ERROR(
+      CheckHostMemory(inputs, plan().table.bytes, with_.Control(), with_.host_room));
   EBB_RETURN_IF_ERROR(AgreeOnStatus(with_.Control(), MakeMemory()));
-  EBB_RETURN_IF_ERROR(with_.collective_pools.Show(*with_.storage, plan().pools));
+  EBB_RETURN_IF_ERROR(with_.collective_pools.Show(*with_.storage, plan().table));
   EBB_RETURN_IF_ERROR(AgreeOnStatus(with_.Control(), with_.interpreter->state.FillSlices()));
   EBB_RETURN_IF_ERROR(with_.interpreter->state.SpreadFilled());
   return measuring.ChooseVerifySwap();
@@ -146,7 +147,7 @@ void Setup::LogMade() const {
   if (!apart.empty()) LogWarning(absl::StrCat(name, ": ", apart));
   const sharding::Decisions& decided = decisions();
   const std::string unused =
-      sharding::WhyNoneIsOffloaded(decided, plan().pools.placement, inputs.config);
+      sharding::WhyNoneIsOffloaded(decided, sharding::PlacementOf(plan().table), inputs.config);
   if (!unused.empty()) LogWarning(absl::StrCat(name, ": ", unused));
   const std::string_view timing = sharding::Name(decided.timing);
   const std::string cut =

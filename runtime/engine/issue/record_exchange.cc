@@ -14,7 +14,6 @@
 #include "ebb/runtime/engine/outcome/step_errors.h"
 #include "ebb/runtime/engine/ranks/engine_communicators.h"
 #include "ebb/sharding/interval.h"
-#include "ebb/sharding/unit_places.h"
 
 namespace ebb {
 

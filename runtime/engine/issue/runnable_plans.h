@@ -25,7 +25,7 @@ class RunnablePlans {
   // The config's own. Again once the config has changed.
   absl::Status Plan();
   // For later plans: state keeps its places, whatever the order is.
-  void KeepPlacement(const sharding::StatePlacement& placement) { placement_ = placement; }
+  void KeepPlacement(sharding::StatePlacement placement) { placement_ = std::move(placement); }
   // Each model takes the order of the other's scopes and its plans, which are linked again. The
   // config's own plans stay at the addresses where the others' were.
   void Swap(RunnablePlans& other);

@@ -75,7 +75,7 @@ void Storage::TakeBytes() {
   int64_t before[kStateClasses][kTiers];
   std::copy(&bytes_[0][0], &bytes_[0][0] + kStateClasses * kTiers, &before[0][0]);
   std::fill(&bytes_[0][0], &bytes_[0][0] + kStateClasses * kTiers, 0);
-  for (const MemoryRow& row : sharding::PredictMemory(*plan_)) {
+  for (const MemoryRow& row : sharding::PredictMemory(plan_->table.bytes)) {
     bytes_[static_cast<int>(row.state)][static_cast<int>(row.tier)] =
         static_cast<int64_t>(row.predicted_bytes);
   }

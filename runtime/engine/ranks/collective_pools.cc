@@ -9,7 +9,6 @@
 #include "ebb/runtime/engine/device_reach.h"
 #include "ebb/runtime/engine/ranks/agreement.h"
 #include "ebb/runtime/trace/log.h"
-#include "ebb/sharding/unit_places.h"
 
 namespace ebb {
 
@@ -25,12 +24,13 @@ absl::StatusOr<Buffer> AllocatePool(const EngineInputs& inputs, StateClass state
   return inputs.device.Allocate(bytes, what);
 }
 
-absl::Status CollectivePools::Show(const Storage& storage, const sharding::Pools& pools) {
+absl::Status CollectivePools::Show(const Storage& storage, const sharding::Table& table) {
   if (inputs_.config.ebb.register_buffers && !HostReaches(inputs_.device))
     EBB_RETURN_IF_ERROR(Register(storage));
-  if (pools.staging_sums_bytes == 0) return absl::OkStatus();
-  const std::span<std::byte> scratch(storage.At(sharding::StagingPlace(pools.staging_sums)),
-                                     static_cast<size_t>(pools.staging_sums_bytes));
+  const int row = table.Find(sharding::Purpose::kSumScratch);
+  if (row < 0) return absl::OkStatus();
+  const std::span<std::byte> scratch(storage.At(table.PlaceOf(row)),
+                                     static_cast<size_t>(table[row].bytes()));
   // Both sum on the reduce stream, one after the other.
   for (const Lane lane : {Lane::kReduce, Lane::kReplicas})
     if (auto* const communicator = communicators_.at(lane); communicator->has_value())

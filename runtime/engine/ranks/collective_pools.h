@@ -27,7 +27,7 @@ class CollectivePools {
       : inputs_(inputs), communicators_(communicators), streams_(streams) {}
 
   // Collective. Both outlive this, or the next call.
-  absl::Status Show(const Storage& storage, const sharding::Pools& pools);
+  absl::Status Show(const Storage& storage, const sharding::Table& table);
   // Before the pools move or go, with no operation under way.
   void Deregister();
 

@@ -17,7 +17,6 @@
 #include "ebb/runtime/trace/log.h"
 #include "ebb/sharding/interval.h"
 #include "ebb/sharding/plan_facts.h"
-#include "ebb/sharding/unit_places.h"
 #include "ebb/sharding/waits.h"
 
 namespace ebb {

@@ -13,7 +13,6 @@
 #include "ebb/runtime/engine/updates/update_table.h"
 #include "ebb/sharding/interval.h"
 #include "ebb/sharding/plan_facts.h"
-#include "ebb/sharding/unit_places.h"
 
 namespace ebb {
 namespace {

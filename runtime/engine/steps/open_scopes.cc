@@ -9,7 +9,6 @@
 #include "ebb/runtime/engine/issue/stream_order.h"
 #include "ebb/runtime/engine/ranks/engine_calls.h"
 #include "ebb/sharding/plan_facts.h"
-#include "ebb/sharding/pools/pools.h"
 
 namespace ebb {
 
@@ -288,9 +287,9 @@ void OpenScopes::CloseAgain(const OpenScope& scope) {
       // A unit that another scope still displaces is brought back by that scope.
       const bool displaced =
           std::any_of(progress_.open.begin(), progress_.open.end(), [&](const OpenScope& other) {
-            return other.displaces && sharding::GathersConflict(plan, unit, other.unit);
+            return other.displaces && sharding::GathersConflict(plan.table, unit, other.unit);
           });
-      if (!displaced && sharding::GathersConflict(plan, unit, scope.unit) && IsGathered(unit))
+      if (!displaced && sharding::GathersConflict(plan.table, unit, scope.unit) && IsGathered(unit))
         GatherAlone(unit);
     }
   }
@@ -316,7 +315,7 @@ bool OpenScopes::HasRoom(const OpenScope& scope, bool all) {
   const auto other =
       std::find_if(progress_.open.begin(), progress_.open.end(), [&](const OpenScope& open) {
         return (all || open.displaces) &&
-               sharding::GathersConflict(progress_.plan(), scope.unit, open.unit);
+               sharding::GathersConflict(progress_.plan().table, scope.unit, open.unit);
       });
   if (other == progress_.open.end()) return true;
   core_.errors.Note(absl::FailedPreconditionError(absl::StrCat(

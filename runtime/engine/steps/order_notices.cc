@@ -73,7 +73,7 @@ void OrderNotices::Warn(int expected, std::string_view what_came, std::string_vi
 }
 
 bool OrderNotices::OwnsBoundaries() const {
-  return progress_.plan().pools.bytes[static_cast<int>(StateClass::kActivation)] > 0;
+  return progress_.plan().table.Find(sharding::Purpose::kWalkOutputs) >= 0;
 }
 
 // Before an update uses an incomplete gradient. If boundaries belong to the engine, a scope that

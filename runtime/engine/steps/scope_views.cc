@@ -15,7 +15,6 @@
 #include "ebb/runtime/trace/log.h"
 #include "ebb/sharding/plan_facts.h"
 #include "ebb/sharding/scopes.h"
-#include "ebb/sharding/unit_places.h"
 
 namespace ebb {
 
@@ -169,8 +168,9 @@ BackwardScope::Fused ScopeViews::Gradient(int64_t id, ParameterId p, bool zero_f
   uint8_t& requested =
       RequestedOf(*scope)[static_cast<size_t>(placement - section.placements.begin())];
   const DType dtype = sharding::GradientDType(plan(), scope->unit);
-  std::byte* const data = core_.storage.At(sharding::WholeGradientPlace(plan(), scope->visit)) +
-                          location->offset * SizeOf(dtype);
+  std::byte* const data =
+      core_.storage.At(sharding::WholeGradientPlace(plan(), scope->visit, scope->unit)) +
+      location->offset * SizeOf(dtype);
   const bool first = requested == 0;
   requested = 1;
   if (first && zero_fill) core_.streams.compute().Zero(data, location->elements * SizeOf(dtype));
@@ -210,7 +210,8 @@ void ScopeViews::Gradients(int64_t id, std::span<const ParameterId> of, size_t r
 void ScopeViews::CompleteGradient(const OpenScope& scope) {
   const Section& section = plan().layout.units[static_cast<size_t>(scope.unit)].trainable;
   const int64_t size = SizeOf(sharding::GradientDType(plan(), scope.unit));
-  std::byte* const whole = core_.storage.At(sharding::WholeGradientPlace(plan(), scope.visit));
+  std::byte* const whole =
+      core_.storage.At(sharding::WholeGradientPlace(plan(), scope.visit, scope.unit));
   std::vector<uint8_t>& requested = RequestedOf(scope);
   int64_t end = 0;
   for (size_t p = 0; p < section.placements.size(); ++p) {
@@ -268,8 +269,7 @@ MutableTensorView ScopeViews::Boundary(int64_t id, int micro_batch, int visit, b
   const int index = micro_batch - served.front();
   const sharding::Place place = progress_.evaluation
                                     ? sharding::WalkOutputPlace(plan(), visit, index)
-                                : gradient ? sharding::OutputGradientPlace(plan(), visit, index)
-                                           : sharding::OutputPlace(plan(), visit, index);
+                                    : sharding::OutputPlace(plan(), visit, gradient, index);
   return {.data = core_.storage.At(place),
           .dtype = boundary_dtypes_[static_cast<size_t>(visit)],
           .shape = {&boundary_elements_[static_cast<size_t>(visit)], 1},
@@ -322,12 +322,13 @@ void ScopeViews::Poison(const OpenScope& closed) {
 
 void ScopeViews::Poison(int unit) {
   if (!kPoisonReleased || !HostReaches(core_.inputs.device)) return;
-  const sharding::UnitLayout& layout = plan().layout.units[static_cast<size_t>(unit)];
   const int64_t size = SizeOf(sharding::ParameterDType(plan(), unit));
-  std::memset(core_.storage.At(sharding::WholePlace(plan(), unit, true)), kPoison,
-              static_cast<size_t>(layout.trainable.elements * size));
-  std::memset(core_.storage.At(sharding::WholePlace(plan(), unit, false)), kPoison,
-              static_cast<size_t>(layout.frozen.elements * size));
+  for (const bool trainable : {true, false}) {
+    const int64_t elements = sharding::SectionOf(plan(), unit, trainable).elements;
+    if (elements == 0) continue;
+    std::memset(core_.storage.At(sharding::WholePlace(plan(), unit, trainable)), kPoison,
+                static_cast<size_t>(elements * size));
+  }
 }
 
 }  // namespace ebb

@@ -130,14 +130,14 @@ int64_t Steps::BeginEvaluation(int micro_batches, const EvaluationOptions& optio
   progress_.trace = {.evaluation = traced_evaluations_, .shown = options.traced};
   progress_.micro_batches = micro_batches;
   runner_.ChooseWalk();
-  const sharding::Pools& pools = progress_.plan().pools;
-  const bool has_boundaries = pools.bytes[static_cast<int>(StateClass::kActivation)] > 0;
-  if (micro_batches < 1 || (has_boundaries && micro_batches > pools.evaluation_micro_batches)) {
-    const std::string why =
-        micro_batches < 1
-            ? "it must be at least 1"
-            : absl::StrCat("the activation pool holds the boundaries of 1 to ",
-                           pools.evaluation_micro_batches, "; evaluate the rest in further walks");
+  const sharding::Table& table = progress_.plan().table;
+  const int boundaries = table.Find(sharding::Purpose::kWalkOutputs);
+  const int most = boundaries < 0 ? micro_batches : table[boundaries].turns / 2;
+  if (micro_batches < 1 || micro_batches > most) {
+    const std::string why = micro_batches < 1
+                                ? "it must be at least 1"
+                                : absl::StrCat("the activation pool holds the boundaries of 1 to ",
+                                               most, "; evaluate the rest in further walks");
     core_.errors.Note(absl::InvalidArgumentError(
         absl::StrCat("an evaluation of ", micro_batches, " micro-batches in one walk: ", why)));
     progress_.micro_batches = 1;

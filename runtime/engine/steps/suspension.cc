@@ -58,7 +58,7 @@ absl::Status Suspension::Resume() {
     return moved;
   }
   core_.plans.PointAll();
-  EBB_RETURN_IF_ERROR(pools_.Show(core_.storage, core_.plans.plan().pools));
+  EBB_RETURN_IF_ERROR(pools_.Show(core_.storage, core_.plans.plan().table));
   suspended_ = has_refused_step_ = false;
   return absl::OkStatus();
 }

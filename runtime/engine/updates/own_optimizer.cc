@@ -4,14 +4,14 @@
 #include "ebb/runtime/engine/engine_inputs.h"
 #include "ebb/runtime/engine/issue/runnable_plans.h"
 #include "ebb/sharding/interval.h"
-#include "ebb/sharding/unit_places.h"
+#include "ebb/sharding/plan_facts.h"
 
 namespace ebb {
 
 OwnOptimizer::OwnOptimizer(const OptimizerSpec& spec, const ModelSpec& model, const Config& config,
                            const sharding::Plan& plan, int slice)
     : spec_(spec) {
-  for (const sharding::SubGroup& group : plan.pools.placement.sub_groups) {
+  for (const sharding::SubGroup& group : plan.table.sub_groups) {
     std::vector<Piece>& pieces = pieces_.emplace_back();
     const sharding::Section& section = plan.layout.units[static_cast<size_t>(group.unit)].trainable;
     const int64_t begin = sharding::UpdatedBy(plan, group.unit, slice).begin + group.begin;
@@ -72,7 +72,7 @@ absl::Status OwnOptimizer::Update(const Work& of, const StepConstants& constants
 
 bool OwnOptimizerEnqueues(const Core& core) {
   const EngineInputs& inputs = core.inputs;
-  const std::vector<sharding::SubGroup>& groups = core.plans.plan().pools.placement.sub_groups;
+  const std::vector<sharding::SubGroup>& groups = core.plans.plan().table.sub_groups;
   return inputs.options.optimizer && !HostReaches(inputs.device) &&
          std::any_of(groups.begin(), groups.end(),
                      [](const sharding::SubGroup& group) { return group.tier == Tier::kDevice; });

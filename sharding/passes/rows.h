@@ -1,14 +1,17 @@
-// The address of everything, by class. Permanent state comes first, end to end; then blocks that
-// share memory by lifetime.
+// The rows of a table, in one fixed order, from what has been decided. First what stays from step to
+// step, then what shares memory by lifetime, then what operations hand on.
 #pragma once
 
 #include <cstdint>
-#include <utility>
 #include <vector>
 
-#include "ebb/sharding/plan.h"
-#include "ebb/sharding/pools/reduction.h"
-#include "ebb/sharding/pools/residency.h"
+#include "ebb/sharding/decisions.h"
+#include "ebb/sharding/model.h"
+#include "ebb/sharding/passes/reduction.h"
+#include "ebb/sharding/passes/residency.h"
+#include "ebb/sharding/placement.h"
+#include "ebb/sharding/program/table.h"
+#include "ebb/sharding/scopes.h"
 
 namespace ebb::sharding {
 
@@ -17,13 +20,12 @@ namespace ebb::sharding {
 inline constexpr int kWorkSlots = 4;
 // One group of gathers is in use while others are read.
 inline constexpr int kParameterSlots = 5;
-
 // A reduced shard is read while one is summed and one is written.
 inline constexpr int kGradientSlots = 3;
 // A boundary is read while one is on its way to the device, and two are written.
-inline constexpr int kBoundarySlots = 4;
+inline constexpr int kOutputSlots = 4;
 
-struct PoolInputs {
+struct RowInputs {
   const ModelSpec* model = nullptr;
   const ModelLayout* layout = nullptr;
   const Decisions* decisions = nullptr;
@@ -37,22 +39,18 @@ struct PoolInputs {
   int parameter_slots = 0;        // at most
   int64_t gather_slot_bytes = 0;  // at most, of parameter and master slots together
   bool fills_host = true;         // with states, where ebb.host_memory leaves room
-  bool has_work_slots = true;     // also slots for masters; false: without them (LeastPools)
+  bool has_work_slots = true;     // also slots for masters; false: without them (LeastTable)
 };
 
-Pools LayOutPools(const PoolInputs& inputs);
+// Every array that a step, an evaluation or a call may touch, without places.
+Table RowsOf(const RowInputs& inputs);
 
-// Which units share memory of the pools. A unit's whole parameters have one address, and so have
-// its whole gradients; other units lie there at other times.
-//
-//   gather pool, prefetch_depth 0   | 0 |        prefetch_depth 1   | 0 | 1 |
-//                                   | 1 |                           | 2 | 3 |
-//
-// Here 0 conflicts with 1 and with 2.
-//
-// Bytes [begin, end) of the gather pool that a unit is gathered into; the unit is not kept whole.
-std::pair<int64_t, int64_t> GatherMemory(const Plan& plan, int unit);
-// Whether two units cannot be gathered at once. A unit does not conflict with itself.
-bool GathersConflict(const Plan& plan, int unit, int other);
+// The parts of RowsOf: state_rows.cc, shared_rows.cc, staging_rows.cc.
+void AddStateRows(const RowInputs& in, Table& table);
+void AddSharedRows(const RowInputs& in, Table& table);
+void AddStagingRows(const RowInputs& in, Table& table);
+
+// The placement that a table was made of.
+StatePlacement PlacementOf(const Table& table);
 
 }  // namespace ebb::sharding

@@ -1,4 +1,4 @@
-#include "ebb/sharding/pools/reduction.h"
+#include "ebb/sharding/passes/reduction.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "ebb/sharding/pools/residency.h"
+#include "ebb/sharding/passes/residency.h"
 
 #include <algorithm>
 #include <limits>

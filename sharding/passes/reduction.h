@@ -7,9 +7,9 @@
 #include <span>
 #include <vector>
 
+#include "ebb/sharding/passes/pool.h"
+#include "ebb/sharding/passes/residency.h"
 #include "ebb/sharding/plan.h"
-#include "ebb/sharding/pools/pool.h"
-#include "ebb/sharding/pools/residency.h"
 
 namespace ebb::sharding {
 
@@ -32,10 +32,10 @@ inline int GradientKey(const Decisions& decisions, const PlannedScope& scope) {
 // Whether the whole gradient of backward is also the shard: one rank's slice is all of it, a step
 // reduces it once, and dtype and tier are the same. Then it has one buffer. The update of the step
 // before reads the buffer until backward writes it again.
-inline bool GradientIsShard(const Decisions& decisions, const StatePlacement& placement, int unit) {
+// `gradient`: where the shard is.
+inline bool GradientIsShard(const Decisions& decisions, Tier gradient, int unit) {
   return decisions.shards == 1 && !decisions.casts(unit) && decisions.trainable[unit] &&
-         !decisions.accumulates[unit] &&
-         placement.units[static_cast<size_t>(unit)].gradient == Tier::kDevice;
+         !decisions.accumulates[unit] && gradient == Tier::kDevice;
 }
 
 // Neighbouring backward scopes with slices that fit `group_bytes` together; a unit is once in a

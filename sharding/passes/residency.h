@@ -11,7 +11,7 @@
 #include <span>
 #include <vector>
 
-#include "ebb/sharding/pools/pool.h"
+#include "ebb/sharding/passes/pool.h"
 #include "ebb/sharding/scopes.h"
 
 namespace ebb::sharding {

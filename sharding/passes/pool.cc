@@ -1,4 +1,4 @@
-#include "ebb/sharding/pools/pool.h"
+#include "ebb/sharding/passes/pool.h"
 
 #include <algorithm>
 #include <numeric>
@@ -24,24 +24,23 @@ int64_t Pack(std::span<PoolBlock> blocks) {
                    [&](size_t a, size_t b) { return blocks[a].bytes > blocks[b].bytes; });
 
   int64_t pool_bytes = 0;
-  std::vector<size_t> placed;
+  std::vector<size_t> placed;  // by offset
+  const auto lies_before = [&](int64_t offset, size_t other) {
+    return offset < blocks[other].offset;
+  };
   for (size_t index : order) {
     PoolBlock& block = blocks[index];
     if (block.bytes == 0 || block.lifetimes.empty()) continue;
-    std::vector<size_t> neighbours;
-    for (size_t other : placed) {
-      if (LiveAtOnce(block, blocks[other])) neighbours.push_back(other);
-    }
-    std::sort(neighbours.begin(), neighbours.end(),
-              [&](size_t a, size_t b) { return blocks[a].offset < blocks[b].offset; });
+    const int64_t bytes = PoolAligned(block.bytes);
     int64_t offset = 0;
-    for (size_t other : neighbours) {
-      if (blocks[other].offset >= offset + PoolAligned(block.bytes)) break;
-      offset = std::max(offset, blocks[other].offset + PoolAligned(blocks[other].bytes));
+    for (size_t other : placed) {
+      if (blocks[other].offset >= offset + bytes) break;
+      if (LiveAtOnce(block, blocks[other]))
+        offset = std::max(offset, blocks[other].offset + PoolAligned(blocks[other].bytes));
     }
     block.offset = offset;
-    pool_bytes = std::max(pool_bytes, offset + PoolAligned(block.bytes));
-    placed.push_back(index);
+    pool_bytes = std::max(pool_bytes, offset + bytes);
+    placed.insert(std::upper_bound(placed.begin(), placed.end(), offset, lies_before), index);
   }
   return pool_bytes;
 }

@@ -1,4 +1,4 @@
-#include "ebb/sharding/pools/boundaries.h"
+#include "ebb/sharding/passes/boundaries.h"
 
 namespace ebb::sharding {
 
