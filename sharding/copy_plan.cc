@@ -23,7 +23,7 @@ struct Cut {
 };
 
 Cut CutOf(const ModelLayout& layout, const ParameterLocation& location) {
-  const UnitLayout& unit = layout.units[static_cast<size_t>(location.unit)];
+  const UnitLayout& unit = layout.units[location.unit];
   return {.offset = location.offset,
           .shard = location.trainable ? unit.trainable.shard : unit.frozen.shard};
 }
@@ -99,10 +99,8 @@ class Rounds {
   }
 
  private:
-  int64_t& Sent(const Transfer& transfer) { return sent_[static_cast<size_t>(transfer.from)]; }
-  int64_t& Received(const Transfer& transfer) {
-    return received_[static_cast<size_t>(transfer.to)];
-  }
+  int64_t& Sent(const Transfer& transfer) { return sent_[transfer.from]; }
+  int64_t& Received(const Transfer& transfer) { return received_[transfer.to]; }
 
   // By distance, so that ranks do not all begin with the same one. Any order that is the same on
   // every rank is free of circles: of the messages not yet through, both sides of the first are at

@@ -128,8 +128,8 @@ class Fields {
     Add(unit, scope, first, last);
   }
   void One(const Operand& operand) {
-    const auto& [place, dtype, access, count] = operand;
-    Add(place, dtype, access, count);
+    const auto& [place, dtype, access, content, count] = operand;
+    Add(place, dtype, access, content, count);
   }
   void One(const UpdateDetail& update) {
     const auto& [sub_group, begin, end, states, early, keeps_parameter, per_slice, rounding_unit] =

@@ -14,7 +14,7 @@ int Frontier::AddEvent(Line line) {
 }
 
 void Frontier::Follow(Line line, int event) {
-  const Recorded& of = events_[static_cast<size_t>(event)];
+  const Recorded& of = events_[event];
   Clock& clock = clocks_[line];
   for (size_t l = 0; l < clock.size(); ++l) clock[l] = std::max(clock[l], of.clock[l]);
   clock[of.line] = std::max(clock[of.line], of.number);
@@ -30,7 +30,7 @@ void Frontier::Issue(Line starts, Line ends, int event) {
   }
   clock[ends] = number;
   if (event < 0) return;
-  Recorded& of = events_[static_cast<size_t>(event)];
+  Recorded& of = events_[event];
   of.number = number;
   of.order = ++recorded_;
   of.clock = clock;
@@ -41,25 +41,23 @@ std::span<const int> Frontier::FindNotOver(Line line, std::span<const CellUse> u
   ++search_;
   const auto add = [&](int event) {
     if (event < 0 || Covers(line, event)) return;
-    if (std::exchange(events_[static_cast<size_t>(event)].search, search_) != search_)
-      not_over_.push_back(event);
+    if (std::exchange(events_[event].search, search_) != search_) not_over_.push_back(event);
   };
   if (!uses.empty()) std::for_each(floor_.begin(), floor_.end(), add);
   for (const CellUse& use : uses) {
-    const Cell& cell = cells_[static_cast<size_t>(At(use, parity))];
+    const Cell& cell = cells_[At(use, parity)];
     add(cell.writer);
     if (use.writes) std::for_each(cell.readers.begin(), cell.readers.end(), add);
   }
-  std::sort(not_over_.begin(), not_over_.end(), [this](int a, int b) {
-    return events_[static_cast<size_t>(a)].order > events_[static_cast<size_t>(b)].order;
-  });
+  std::sort(not_over_.begin(), not_over_.end(),
+            [this](int a, int b) { return events_[a].order > events_[b].order; });
   return not_over_;
 }
 
 void Frontier::Leave(std::span<const CellUse> uses, int parity, int event) {
-  const Line line = events_[static_cast<size_t>(event)].line;
+  const Line line = events_[event].line;
   for (const CellUse& use : uses) {
-    Cell& cell = cells_[static_cast<size_t>(At(use, parity))];
+    Cell& cell = cells_[At(use, parity)];
     if (use.writes) {
       cell.writer = event;
       cell.readers = None();
@@ -71,10 +69,8 @@ void Frontier::Leave(std::span<const CellUse> uses, int parity, int event) {
 
 void Frontier::SetFloor(std::vector<int> events) {
   std::array<bool, kLines> ended{};
-  for (int event : events) ended[events_[static_cast<size_t>(event)].line] = true;
-  const auto has_ended = [&](int use) {
-    return use >= 0 && ended[events_[static_cast<size_t>(use)].line];
-  };
+  for (int event : events) ended[events_[event].line] = true;
+  const auto has_ended = [&](int use) { return use >= 0 && ended[events_[use].line]; };
   for (Cell& cell : cells_) {
     if (has_ended(cell.writer)) cell.writer = -1;
     std::replace_if(cell.readers.begin(), cell.readers.end(), has_ended, -1);

@@ -35,7 +35,7 @@ class Frontier {
   // Calls `visit(event)` for each last use of the cell.
   template <class Visit>
   void ForEachUse(int cell, Visit visit) const {
-    const Cell& of = cells_[static_cast<size_t>(cell)];
+    const Cell& of = cells_[cell];
     if (of.writer >= 0) visit(of.writer);
     for (int reader : of.readers)
       if (reader >= 0) visit(reader);
@@ -48,7 +48,7 @@ class Frontier {
   void Leave(std::span<const CellUse> uses, int parity, int event);
   // Whether the operation of the newest record of `event` is over before the next start on `line`.
   bool Covers(Line line, int event) const {
-    const Recorded& of = events_[static_cast<size_t>(event)];
+    const Recorded& of = events_[event];
     return clocks_[line][of.line] >= of.number;
   }
   // A fragment has ended early, so its last uses are not known. From now on these events, one of

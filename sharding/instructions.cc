@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "ebb/sharding/lower/plan_writer.h"
-#include "ebb/sharding/passes/reduction.h"
 
 namespace ebb::sharding {
 
@@ -111,7 +110,7 @@ Fragment Lowering::Run() {
   int round = 0;
   for (const Moment& moment : plan_.moments) {
     if (moment.kind == Moment::kOpen && d_.rounds == kPlannedRounds &&
-        plan_.scopes[static_cast<size_t>(moment.scope)].round > round) {
+        plan_.scopes[moment.scope].round > round) {
       ++round;
       fragment_.round_begins.push_back(static_cast<int>(fragment_.instructions.size()));
     }
@@ -144,10 +143,10 @@ void Lowering::BeginMoment(const Moment& moment) {
 }
 
 void Lowering::Lower(int index) {
-  const Operation& operation = plan_.operations[static_cast<size_t>(index)];
+  const Operation& operation = plan_.operations[index];
   if (operation.condition == (carrying_ ? Condition::kNotCarrying : Condition::kCarrying)) return;
   const Runs& runs = kRuns[static_cast<size_t>(operation.kind)];
-  fragment_.instruction_of[static_cast<size_t>(index)] =
+  fragment_.instruction_of[index] =
       Append({.code = runs.code,
               .role = operation.kind,
               .stream = operation.stream,
@@ -178,7 +177,7 @@ void Lowering::KernelsOfOpen() {
 
 // Everything that a scope shows. Debug builds poison what its close releases, which is a write.
 void Lowering::Kernels(int s) {
-  const PlannedScope& scope = plan_.scopes[static_cast<size_t>(s)];
+  const PlannedScope& scope = plan_.scopes[s];
   const int unit = scope.unit, visits = plan_.table.visits;
   for (const bool trainable : {true, false}) {
     operands_.Add(plan_.table.PlaceOf(WholeRow(plan_.table, unit, trainable)), d_.compute_of(unit),

@@ -60,7 +60,7 @@ struct ModelLayout {
 };
 
 inline const Section& SectionOf(const ModelLayout& layout, int unit, bool trainable) {
-  const UnitLayout& of = layout.units[static_cast<size_t>(unit)];
+  const UnitLayout& of = layout.units[unit];
   return trainable ? of.trainable : of.frozen;
 }
 

@@ -114,12 +114,12 @@ std::vector<ClassBytes> AliveBytes(const Fragment& fragment, Tier tier) {
   std::vector<ClassBytes> alive(static_cast<size_t>(count) + 1);
   const auto adder = [&](size_t of) {
     return [&alive, of](int begin, int last, int64_t bytes) {
-      alive[static_cast<size_t>(begin)][of] += bytes;
+      alive[begin][of] += bytes;
       alive[static_cast<size_t>(last) + 1][of] -= bytes;
     };
   };
   for (int i = 0; i < count; ++i) {
-    for (const Operand& operand : fragment.instructions[static_cast<size_t>(i)].operands) {
+    for (const Operand& operand : fragment.instructions[i].operands) {
       if (!counts(operand)) continue;
       const auto of = static_cast<size_t>(operand.place.pool);
       pools[of].Touch(operand, i, adder(of));

@@ -23,13 +23,15 @@ struct Operand {
   Place place = {};
   DType dtype = DType::kInt8;
   Access access = Access::kNone;
-  int64_t count = 0;  // elements
+  StateClass content{};  // of a move: the class of what it holds, wherever it lies meanwhile
+  int64_t count = 0;     // elements
 
   int64_t bytes() const { return count * SizeOf(dtype); }
   friend bool operator==(const Operand&, const Operand&) = default;
   template <class H>
   friend H AbslHashValue(H hash, const Operand& operand) {
-    return H::combine(std::move(hash), operand.place, operand.dtype, operand.access, operand.count);
+    return H::combine(std::move(hash), operand.place, operand.dtype, operand.access,
+                      operand.content, operand.count);
   }
 };
 

@@ -104,7 +104,7 @@ Match OrderProgress::Find(ScopeKind kind, int unit) {
     return {.kind = Match::kNextRound, .scope = found};
   }
   if (backward) {
-    if (!(*trainable_)[static_cast<size_t>(unit)]) return {.kind = Match::kAgain};
+    if (!(*trainable_)[unit]) return {.kind = Match::kAgain};
     return {.reason = WhyNoBackward(unit)};
   }
   if (kind == ScopeKind::kRecompute || !MayStartNextRound(unit)) return {.kind = Match::kAgain};

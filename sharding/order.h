@@ -74,7 +74,7 @@ class OrderProgress {
     if (scope >= left_out_from_) return State::kLeftOut;
     const int at = scope - first_round_ * per_round();
     if (at < 0) return State::kClosed;
-    return at < std::ssize(states_) ? states_[static_cast<size_t>(at)] : State::kToCome;
+    return at < std::ssize(states_) ? states_[at] : State::kToCome;
   }
   bool has_come(int scope) const { return state(scope) != State::kToCome; }
   bool is_over(int scope) const {
@@ -93,9 +93,7 @@ class OrderProgress {
 
  private:
   int per_round() const { return static_cast<int>(scopes_.size()); }
-  const PlannedScope& ScopeOf(int scope) const {
-    return scopes_[static_cast<size_t>(scope % per_round())];
-  }
+  const PlannedScope& ScopeOf(int scope) const { return scopes_[scope % per_round()]; }
   void Begin(std::span<const PlannedScope> scopes, int rounds);
   void StartWalk();
   Match Find(ScopeKind kind, int unit);
@@ -108,9 +106,7 @@ class OrderProgress {
   std::string_view WhyNotInRound(int scope) const;
   void LeaveOut(int end);
   void MakeRoom(int scope);
-  void Set(int scope, State state) {
-    states_[static_cast<size_t>(scope - first_round_ * per_round())] = state;
-  }
+  void Set(int scope, State state) { states_[scope - first_round_ * per_round()] = state; }
   void Take(int scope);
 
   std::span<const PlannedScope> scopes_;

@@ -37,11 +37,6 @@ struct Move {
   StateClass state{};  // its class, wherever it lies meanwhile
   Place from, to;
   int64_t bytes = 0;
-  friend bool operator==(const Move&, const Move&) = default;
-  template <class H>
-  friend H AbslHashValue(H hash, const Move& move) {
-    return H::combine(std::move(hash), move.state, move.from, move.to, move.bytes);
-  }
 };
 
 // Transfers with the swap file start and end at multiples of this, in the file and in memory.

@@ -27,7 +27,7 @@ class Share {
 
 std::vector<ParameterPiece> Pieces(const Decisions& d, int unit, int64_t shard, int64_t& in_cpu) {
   if (shard == 0) return {};
-  const Tier tier = d.kept_whole[static_cast<size_t>(unit)] ? Tier::kDevice : d.parameter_tier;
+  const Tier tier = d.kept_whole[unit] ? Tier::kDevice : d.parameter_tier;
   if (tier != Tier::kNvme) return {{.begin = 0, .end = shard, .tier = tier}};
   int64_t cut = std::min(in_cpu, shard);
   if (cut < shard) cut -= cut % kCutElements;
@@ -110,9 +110,8 @@ StatePlacement DecidePlacement(const Decisions& d, const ModelLayout& layout,
 }
 
 bool SharesMasters(const Decisions& d, const SubGroup& group, Tier parameter) {
-  return d.shares_reads && !d.reads_parameters(group.unit) &&
-         !d.carried[static_cast<size_t>(group.unit)] && group.tier == Tier::kNvme &&
-         parameter == Tier::kNvme;
+  return d.shares_reads && !d.reads_parameters(group.unit) && !d.carried[group.unit] &&
+         group.tier == Tier::kNvme && parameter == Tier::kNvme;
 }
 
 std::string WhyNoneIsOffloaded(const Decisions& d, const StatePlacement& placement,

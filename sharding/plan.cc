@@ -8,7 +8,8 @@
 #include "ebb/runtime/base/status_macros.h"
 #include "ebb/sharding/fit/advice.h"
 #include "ebb/sharding/fit/budget.h"
-#include "ebb/sharding/lower/lower_tiers.h"
+#include "ebb/sharding/lower/plan_writer.h"
+#include "ebb/sharding/lower/swap_ins.h"
 #include "ebb/sharding/passes/rows.h"
 
 namespace ebb::sharding {
@@ -155,8 +156,7 @@ absl::StatusOr<Plan> Build(const PlanInputs& inputs, int rounds, bool hold_updat
                       .residency = residency,
                       .reduction = reduction,
                       .group_elements = base.limits.group_elements};
-  const SwapIns swap_ins = PlanSwapIns(in);
-  LowerTiers(in, swap_ins, PlanLogical(in, swap_ins)).Finish(plan);
+  Emit(in, PlanSwapIns(in)).Finish(plan);
   return plan;
 }
 

@@ -31,9 +31,9 @@
 #include "ebb/sharding/operands.h"
 #include "ebb/sharding/place.h"
 #include "ebb/sharding/placement.h"
-#include "ebb/sharding/program/table.h"
 #include "ebb/sharding/scopes.h"
 #include "ebb/sharding/state.h"
+#include "ebb/sharding/table.h"
 
 namespace ebb::sharding {
 
@@ -114,9 +114,19 @@ struct Operation {
   int64_t bytes = 0;  // collectives: received from or sent to other ranks; else read and written
   std::span<const Part> parts;  // units of a bucket
   std::span<const Operand>
-      operands;                 // all that it touches, in the order of its code (instructions.h)
-  std::span<const Move> moves;  // kRead, kUpload, kDownload, kWrite: the same by class of state
+      operands;  // all that it touches, in the order of its code (instructions.h)
   std::span<const UpdateDetail> updates;  // kUpdate, kParameterNorms, kCastMasters: by sub-group
+
+  // kRead, kUpload, kDownload, kWrite: their operands are pairs, from and to.
+  auto moves() const {
+    using enum OperationKind;
+    const bool any = kind == kRead || kind == kUpload || kind == kDownload || kind == kWrite;
+    return std::views::iota(size_t{0}, any ? operands.size() / 2 : 0) |
+           std::views::transform([of = operands](size_t i) {
+             const Operand &from = of[2 * i], &to = of[2 * i + 1];
+             return Move{from.content, from.place, to.place, from.bytes()};
+           });
+  }
 };
 
 struct Moment {
@@ -160,8 +170,24 @@ struct Plan {
   int64_t OwnBytes() const;
 };
 
+// Gradients with one key share one address.
+inline int GradientKey(const Decisions& decisions, const PlannedScope& scope) {
+  return decisions.keeps_step_gradients ? scope.visit : scope.unit;
+}
+
 inline const Section& SectionOf(const Plan& plan, int unit, bool trainable) {
   return SectionOf(plan.layout, unit, trainable);
+}
+
+// Elements of a unit's trainable section that a rank updates: its slice; at stage 0 the whole
+// section, because every rank updates all of it.
+struct UpdatedElements {
+  int64_t begin = 0, count = 0;
+};
+inline UpdatedElements UpdatedBy(const Plan& plan, int unit, int slice) {
+  const Section& section = SectionOf(plan, unit, true);
+  if (plan.decisions.stage == 0) return {0, section.elements};
+  return {slice * section.shard, section.shard};
 }
 
 struct PlanInputs {

@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "ebb/sharding/norm_records.h"
-#include "ebb/sharding/passes/reduction.h"
 #include "ebb/sharding/place.h"
 #include "ebb/sharding/plan.h"
 #include "ebb/sharding/state_pieces.h"
@@ -50,7 +49,7 @@ inline bool CopiesMasters(const Plan& plan, int unit) {
   return CastsMasters(plan.decisions, unit);
 }
 inline bool IsKeptWhole(const Plan& plan, int unit) {
-  return plan.decisions.kept_whole[static_cast<size_t>(unit)];
+  return plan.decisions.kept_whole[unit];
 }
 
 inline DType BoundaryDType(const Plan& plan) {
@@ -96,23 +95,11 @@ inline Place WalkOutputPlace(const Plan& plan, int visit, int micro_batch) {
   return plan.table.TurnOf(plan.table.Find(Purpose::kWalkOutputs), 2 * micro_batch + visit % 2);
 }
 
-// Elements of a unit's trainable section that a rank updates: its slice; at stage 0 the whole
-// section, because every rank updates all of it.
-struct UpdatedElements {
-  int64_t begin = 0, count = 0;
-};
-inline UpdatedElements UpdatedBy(const Plan& plan, int unit, int slice) {
-  const Section& section = SectionOf(plan, unit, true);
-  if (plan.decisions.stage == 0) return {0, section.elements};
-  return {slice * section.shard, section.shard};
-}
-
 inline NormRecords NormRecordsOf(const Plan& plan) {
   return LayOutNormRecords(plan.layout, plan.decisions);
 }
 inline int NormEntryOf(const Plan& plan, int unit, int slice, ParameterId parameter) {
-  return NormEntryOf(plan.layout.units[static_cast<size_t>(unit)].trainable, plan.decisions, slice,
-                     parameter);
+  return NormEntryOf(plan.layout.units[unit].trainable, plan.decisions, slice, parameter);
 }
 
 }  // namespace ebb::sharding

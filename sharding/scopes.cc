@@ -34,16 +34,16 @@ std::vector<ScopeEvent> EventsOfRound(const ModelSpec& model) {
   };
   const int visits = static_cast<int>(model.forward.size());
   for (int v = 0; v < visits; ++v)
-    if (model.forward[static_cast<size_t>(v)].forward) add({.visit = v});
+    if (model.forward[v].forward) add({.visit = v});
   for (int v = visits - 1, first = FirstTrainableVisit(model); v >= first; --v)
-    if (model.forward[static_cast<size_t>(v)].backward) add({.backward = true, .visit = v});
+    if (model.forward[v].backward) add({.backward = true, .visit = v});
   return events;
 }
 
 std::vector<bool> VisitsWithBackward(const ModelSpec& model) {
   std::vector<bool> found(model.forward.size(), false);
   for (const ScopeEvent& event : EventsOfRound(model))
-    if (event.backward) found[static_cast<size_t>(event.visit)] = true;
+    if (event.backward) found[event.visit] = true;
   return found;
 }
 
@@ -79,10 +79,8 @@ class OrderCheck {
   absl::Status Run();
 
  private:
-  const Visit& VisitOf(int visit) const { return model_.forward[static_cast<size_t>(visit)]; }
-  ScopeTimes& Times(int visit, ScopeKind kind) {
-    return visits_[static_cast<size_t>(visit)][static_cast<size_t>(kind)];
-  }
+  const Visit& VisitOf(int visit) const { return model_.forward[visit]; }
+  ScopeTimes& Times(int visit, ScopeKind kind) { return visits_[visit][static_cast<size_t>(kind)]; }
   bool TakesGradients(int visit) const {
     return VisitOf(visit).gradients && IsTrainable(model_, VisitOf(visit).unit);
   }
@@ -100,7 +98,7 @@ class OrderCheck {
   }
   // The sentence's start: event 7 of order opens the backward of visit 2, to unit 1 ("block").
   std::string Event(int number) const {
-    const ScopeEvent& event = events_[static_cast<size_t>(number)];
+    const ScopeEvent& event = events_[number];
     return absl::StrCat(
         model_.order.empty() ? "a round " : absl::StrCat("event ", number, " of ModelSpec::order "),
         event.opens ? "opens" : "closes", " the ", Name(KindOf(event)), " of ",
@@ -147,7 +145,7 @@ absl::Status OrderCheck::CheckEvents() const {
 }
 
 absl::Status OrderCheck::Open(int number) {
-  const ScopeEvent& event = events_[static_cast<size_t>(number)];
+  const ScopeEvent& event = events_[number];
   const ScopeKind kind = KindOf(event);
   ScopeTimes& times = Times(event.visit, kind);
   if (times.is_open() || (kind != kRecompute && times.opened != kNever)) {
@@ -166,14 +164,14 @@ absl::Status OrderCheck::Open(int number) {
 }
 
 absl::Status OrderCheck::OpenForward(int number) {
-  const int visit = events_[static_cast<size_t>(number)].visit;
+  const int visit = events_[number].visit;
   if (VisitOf(visit).forward) return absl::OkStatus();
   return Refuse(Event(number), ", which has none (Visit::forward is false): set it, or leave out ",
                 "the event");
 }
 
 absl::Status OrderCheck::OpenBackward(int number) {
-  const int visit = events_[static_cast<size_t>(number)].visit;
+  const int visit = events_[number].visit;
   if (!VisitOf(visit).backward) {
     return Refuse(Event(number), ", which has none (Visit::backward is false): set it, or leave ",
                   "out the event");
@@ -189,7 +187,7 @@ absl::Status OrderCheck::OpenBackward(int number) {
   }
   if (!TakesGradients(visit)) return absl::OkStatus();
   for (int other : open_) {
-    const ScopeEvent& opened = events_[static_cast<size_t>(other)];
+    const ScopeEvent& opened = events_[other];
     if (!opened.backward || VisitOf(opened.visit).unit != VisitOf(visit).unit ||
         !TakesGradients(opened.visit))
       continue;
@@ -202,7 +200,7 @@ absl::Status OrderCheck::OpenBackward(int number) {
 }
 
 absl::Status OrderCheck::OpenRecompute(int number) {
-  const int visit = events_[static_cast<size_t>(number)].visit;
+  const int visit = events_[number].visit;
   if (VisitOf(visit).forward && Times(visit, kForward).closed == kNever) {
     return Refuse(Event(number), " before its forward has closed: a recompute is inside backward, ",
                   "between its visit's forward and backward");
@@ -218,14 +216,14 @@ absl::Status OrderCheck::OpenRecompute(int number) {
 absl::Status OrderCheck::OpenWithBoundaries(int number) {
   if (!OwnsBoundaries() || open_.empty()) return absl::OkStatus();
   return Refuse(
-      Event(number), " while ", NameOf(events_[static_cast<size_t>(open_.back())].visit),
-      " is open, since event ", open_.back(),
+      Event(number), " while ", NameOf(events_[open_.back()].visit), " is open, since event ",
+      open_.back(),
       ": boundary activations of the engine (Visit::output_bytes) pass from one scope to ",
       "the next, so close that first, or keep them in the trainer (output_bytes 0)");
 }
 
 absl::Status OrderCheck::Close(int number) {
-  const ScopeEvent& event = events_[static_cast<size_t>(number)];
+  const ScopeEvent& event = events_[number];
   ScopeTimes& times = Times(event.visit, KindOf(event));
   if (!times.is_open()) {
     return Refuse(Event(number), ", which is not open: an event that opens it comes before");
@@ -279,8 +277,7 @@ absl::Status OrderCheck::CheckUnits() const {
   if (late == kNone) return absl::OkStatus();
   const int last = closed[static_cast<size_t>(VisitOf(events_[late].visit).unit)];
   return Refuse(
-      Event(static_cast<int>(late)), " behind the backward of visit ",
-      events_[static_cast<size_t>(last)].visit,
+      Event(static_cast<int>(late)), " behind the backward of visit ", events_[last].visit,
       ", the last that takes gradients of that unit, which may be updated by then: let the ",
       "unit's last scope of a round take them (Visit::gradients)");
 }
@@ -331,7 +328,7 @@ absl::Status OrderCheck::CheckBoundaries() {
 absl::Status OrderCheck::Run() {
   EBB_RETURN_IF_ERROR(CheckEvents());
   for (int i = 0; i < static_cast<int>(events_.size()); ++i) {
-    EBB_RETURN_IF_ERROR(events_[static_cast<size_t>(i)].opens ? Open(i) : Close(i));
+    EBB_RETURN_IF_ERROR(events_[i].opens ? Open(i) : Close(i));
   }
   EBB_RETURN_IF_ERROR(CheckAllClosed());
   EBB_RETURN_IF_ERROR(CheckVisits());

@@ -4,8 +4,6 @@
 #include <initializer_list>
 #include <utility>
 
-#include "ebb/sharding/lower/lower_gathers.h"
-
 namespace ebb::sharding {
 namespace {
 
@@ -223,8 +221,8 @@ std::vector<int> UnitsByUpdate(const Plan& plan) {
   std::vector<int> units;
   std::vector<bool> has(plan.layout.units.size(), false);
   const auto add = [&](int unit) {
-    if (!has[static_cast<size_t>(unit)]) units.push_back(unit);
-    has[static_cast<size_t>(unit)] = true;
+    if (!has[unit]) units.push_back(unit);
+    has[unit] = true;
   };
   for (const Operation& operation : plan.operations) {
     if (operation.kind == OperationKind::kUpdate) add(operation.parts.front().unit);
@@ -301,7 +299,7 @@ Fragment LowerSpread(const Plan& plan, int unit, const SpreadClasses& classes) {
     if (masters && d.reads_parameters(unit)) whole(master, DType::kBFloat16);  // whatever they mean
     gather();
   }
-  if (d.kept_whole[static_cast<size_t>(unit)] && (classes.parameters || classes.masters))
+  if (d.kept_whole[unit] && (classes.parameters || classes.masters))
     AddGather(plan.table, unit, lowering.operands());
   gather();
   return lowering.Take();

@@ -3,81 +3,45 @@
 #include <algorithm>
 
 namespace ebb::sharding {
-
 namespace {
 
-void AddStates(const Plan& plan, SwapFiles& files) {
-  const Decisions& d = plan.decisions;
-  const Table& table = plan.table;
-  for (const SubGroup& group : table.sub_groups) {
+// The unit of each visit.
+std::vector<int> UnitsOfVisits(const Plan& plan) {
+  std::vector<int> units(static_cast<size_t>(plan.table.visits), 0);
+  for (const PlannedScope& scope : plan.scopes) units[scope.visit] = scope.unit;
+  return units;
+}
+
+// The part of an extent that one transfer moves: all of it, or what one sub-group updates.
+void AddExtents(const Table& table, const Array& row, const Extent& stored, SwapExtent extent,
+                SwapFiles& files) {
+  const int64_t size = SizeOf(row.dtype);
+  const auto add = [&](int64_t begin, int64_t end) {
+    if (begin >= end) return;
+    extent.place = stored.place.Plus((begin - stored.begin) * size);
+    extent.bytes = (end - begin) * size;
+    files.extents.push_back(extent);
+  };
+  const bool is_updated = FactsOf(row.purpose).of != ArrayOf::kVisit && row.trainable;
+  if (!is_updated) return add(stored.begin, stored.end);
+  for (const SubGroup& group : table.SubGroupsOf(row.of))
+    add(std::max(group.begin, stored.begin), std::min(group.end, stored.end));
+}
+
+void AddArrays(const Table& table, SwapFiles& files) {
+  for (size_t g = 0; g < table.sub_groups.size(); ++g) {
+    const SubGroup& group = table.sub_groups[g];
     std::vector<SwapFiles::Array>& arrays = files.sub_groups.emplace_back();
     if (group.tier != Tier::kNvme) continue;
     files.sub_group_elements_max = std::max(files.sub_group_elements_max, group.count());
     const auto add = [&](int row) {
+      const Place place = table.PlaceOfSubGroup(row, static_cast<int>(g));
       const bool is_kept = table[row].elements > 0;
-      arrays.push_back({table.PlaceOf(row, group.begin),
-                        is_kept ? group.count() * SizeOf(table[row].dtype) : 0});
+      arrays.push_back({place, is_kept ? group.count() * SizeOf(table[row].dtype) : 0});
     };
     add(table.Find(Purpose::kMaster, group.unit));
-    for (int k = 0; k < d.optimizer_states; ++k)
+    for (int k = 0; k < table.states; ++k)
       add(table.Find(Purpose::kState, group.unit, /*trainable=*/true, k));
-    for (size_t k = 0; k < arrays.size(); ++k) {
-      if (arrays[k].bytes == 0) continue;
-      files.extents.push_back({.what = k == 0 ? StateClass::kMaster : StateClass::kOptimizer,
-                               .unit = group.unit,
-                               .place = arrays[k].place,
-                               .bytes = arrays[k].bytes,
-                               .is_state = true});
-    }
-  }
-}
-
-// Sub-groups are cut where pieces of parameters are.
-void AddUnit(const Plan& plan, int unit, SwapFiles& files) {
-  const Decisions& d = plan.decisions;
-  const Table& table = plan.table;
-  const int64_t size = SizeOf(d.compute_of(unit));
-  const auto frozen = table.ExtentsOf(table.Find(Purpose::kParameter, unit, /*trainable=*/false));
-  for (const Extent& piece : frozen) {
-    if (piece.place.tier != Tier::kNvme) continue;
-    files.extents.push_back({.what = StateClass::kParameter,
-                             .unit = unit,
-                             .place = piece.place,
-                             .bytes = piece.count() * size,
-                             .trainable = false});
-  }
-  const int gradient = table.Find(Purpose::kGradientShard, unit);
-  const auto trainable = table.ExtentsOf(table.Find(Purpose::kParameter, unit));
-  for (const SubGroup& group : table.SubGroupsOf(unit)) {
-    if (table.TierOf(gradient) == Tier::kNvme) {
-      files.extents.push_back({.what = StateClass::kGradient,
-                               .unit = unit,
-                               .place = table.PlaceOf(gradient, group.begin),
-                               .bytes = group.count() * SizeOf(table[gradient].dtype)});
-    }
-    for (const Extent& piece : trainable) {
-      if (piece.place.tier != Tier::kNvme || group.begin < piece.begin || group.begin >= piece.end)
-        continue;
-      files.extents.push_back({.what = StateClass::kParameter,
-                               .unit = unit,
-                               .place = piece.place.Plus((group.begin - piece.begin) * size),
-                               .bytes = group.count() * size,
-                               .is_state = d.reads_parameters(unit)});
-    }
-  }
-}
-
-void AddBoundaries(const Plan& plan, SwapFiles& files) {
-  std::vector<bool> added(static_cast<size_t>(plan.table.visits));
-  for (const PlannedScope& scope : plan.scopes) {
-    const int row = plan.table.Find(Purpose::kOutputAway, scope.visit);
-    const Place place = plan.table.PlaceOf(row);
-    if (place.tier != Tier::kNvme || added[static_cast<size_t>(scope.visit)]) continue;
-    added[static_cast<size_t>(scope.visit)] = true;
-    files.extents.push_back({.what = StateClass::kActivation,
-                             .unit = scope.unit,
-                             .place = place,
-                             .bytes = plan.table[row].bytes()});
   }
 }
 
@@ -85,9 +49,28 @@ void AddBoundaries(const Plan& plan, SwapFiles& files) {
 
 SwapFiles LayOutSwapFiles(const Plan& plan) {
   SwapFiles files;
-  AddStates(plan, files);
-  for (int unit = 0; unit < plan.table.units; ++unit) AddUnit(plan, unit, files);
-  AddBoundaries(plan, files);
+  AddArrays(plan.table, files);
+  const std::vector<int> units = UnitsOfVisits(plan);
+  for (size_t r = 0; r < plan.table.rows.size(); ++r) {
+    const Array& row = plan.table.rows[r];
+    const StateClass what = FactsOf(row.purpose).counted;
+    const bool of_visit = FactsOf(row.purpose).of == ArrayOf::kVisit;
+    const int unit = of_visit ? units[row.of] : row.of;
+    // Parameters that are masters or halves of them are state of the optimizer's.
+    const bool is_state =
+        what == StateClass::kMaster || what == StateClass::kOptimizer ||
+        (what == StateClass::kParameter && row.trainable && plan.decisions.reads_parameters(unit));
+    for (const Extent& stored : plan.table.ExtentsOf(static_cast<int>(r))) {
+      if (stored.place.tier != Tier::kNvme) continue;
+      AddExtents(plan.table, row, stored,
+                 {.what = what,
+                  .unit = unit,
+                  .place = {},
+                  .is_state = is_state,
+                  .trainable = row.trainable},
+                 files);
+    }
+  }
   return files;
 }
 

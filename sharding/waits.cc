@@ -131,7 +131,7 @@ Cells::Cells(std::span<const Fragment* const> fragments, int units, int slices,
       pool.first_cell.push_back(count_);
       if (i + 1 == pool.cuts.size()) break;
       const int s = pool.slices[i];
-      count_ += s < 0 ? 1 : static_cast<int>(pool.sliced[static_cast<size_t>(s)].cuts.size()) - 1;
+      count_ += s < 0 ? 1 : static_cast<int>(pool.sliced[s].cuts.size()) - 1;
     }
   }
 }
@@ -150,7 +150,7 @@ void Cells::Find(const Operand& operand, std::vector<CellRange>& ranges) const {
   if (first >= last) return;
   const int s = place.of_secondary || place.per_slice == 0 ? -1 : pool.slices[first];
   if (s >= 0) {
-    const Slices& section = pool.sliced[static_cast<size_t>(s)];
+    const Slices& section = pool.sliced[s];
     const int64_t at = place.offset - section.begin;
     // Bytes behind the last cut count as all slices, like operands without slices.
     if (section.stride == place.per_slice && at >= 0 && at < section.stride &&
@@ -251,13 +251,13 @@ void Derivation::FindTouches(const Instruction& instruction) {
 }
 
 void Derivation::Await(int index) {
-  Instruction& instruction = fragment_.instructions[static_cast<size_t>(index)];
+  Instruction& instruction = fragment_.instructions[index];
   Clock& clock = clocks_[instruction.starts];
   FindTouches(instruction);
   const std::span<const CellTouch> touches = TouchesOf(index);
   candidates_.clear();
   for (const CellTouch& touch : touches) {
-    const CellState& cell = of_cell_[static_cast<size_t>(touch.cell)];
+    const CellState& cell = of_cell_[touch.cell];
     if (cell.writer >= 0) candidates_.push_back(cell.writer);
     if (!Writes(touch.access)) continue;
     for (int reader : cell.readers) {
@@ -267,11 +267,11 @@ void Derivation::Await(int index) {
   std::sort(candidates_.begin(), candidates_.end(), std::greater<>());
   waits_.clear();
   for (int candidate : candidates_) {
-    Instruction& other = fragment_.instructions[static_cast<size_t>(candidate)];
+    Instruction& other = fragment_.instructions[candidate];
     if (clock[other.ends] >= candidate) continue;
     waits_.push_back(candidate);
     other.awaited = true;
-    const Clock& over = over_[static_cast<size_t>(candidate)];
+    const Clock& over = over_[candidate];
     for (size_t l = 0; l < clock.size(); ++l) clock[l] = std::max(clock[l], over[l]);
   }
   instruction.waits = fragment_.lists->waits.Keep(waits_);
@@ -279,7 +279,7 @@ void Derivation::Await(int index) {
   uses_.clear();
   const uint32_t line = 1u << instruction.starts;
   for (const CellTouch& touch : touches) {
-    CellState& cell = of_cell_[static_cast<size_t>(touch.cell)];
+    CellState& cell = of_cell_[touch.cell];
     if (cell.writer >= 0) continue;
     const bool writes = Writes(touch.access);
     if (!writes && (cell.entered & line) != 0) continue;
@@ -288,7 +288,7 @@ void Derivation::Await(int index) {
   }
   instruction.enters = fragment_.lists->uses.Keep(uses_);
   for (const CellTouch& touch : touches) {
-    CellState& cell = of_cell_[static_cast<size_t>(touch.cell)];
+    CellState& cell = of_cell_[touch.cell];
     if (Writes(touch.access)) {
       cell.writer = index;
       cell.readers = None();
@@ -299,15 +299,15 @@ void Derivation::Await(int index) {
   Clock& ends = clocks_[instruction.ends];
   for (size_t l = 0; l < ends.size(); ++l) ends[l] = std::max(ends[l], clock[l]);
   ends[instruction.ends] = index;
-  over_[static_cast<size_t>(index)] = ends;
+  over_[index] = ends;
 }
 
 void Derivation::Leave(int index) {
-  Instruction& instruction = fragment_.instructions[static_cast<size_t>(index)];
+  Instruction& instruction = fragment_.instructions[index];
   uses_.clear();
   const uint32_t line = 1u << instruction.ends;
   for (const CellTouch& touch : TouchesOf(index)) {
-    CellState& cell = of_cell_[static_cast<size_t>(touch.cell)];
+    CellState& cell = of_cell_[touch.cell];
     if (cell.written_later) continue;
     const bool writes = Writes(touch.access);
     if (writes) {
@@ -350,7 +350,7 @@ std::vector<int> FindToBringAgain(const Cells& cells, const Fragment& fragment, 
   std::vector<CellRange> ranges;
   std::vector<int> again;
   for (int index = static_cast<int>(fragment.instructions.size()); index-- > 0;) {
-    const Instruction& instruction = fragment.instructions[static_cast<size_t>(index)];
+    const Instruction& instruction = fragment.instructions[index];
     const auto for_cells = [&](bool (*touches)(Access), auto visit) {
       ranges.clear();
       for (const Operand& operand : instruction.operands)
@@ -376,7 +376,7 @@ std::vector<int> FindToBringAgain(const Cells& cells, const Fragment& fragment, 
 std::vector<int> FindCarried(const Fragment& fragment, int next) {
   std::vector<int> carried;
   for (int index = next; index < static_cast<int>(fragment.instructions.size()); ++index)
-    if (fragment.instructions[static_cast<size_t>(index)].carried) carried.push_back(index);
+    if (fragment.instructions[index].carried) carried.push_back(index);
   return carried;
 }
 

@@ -24,7 +24,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "ebb/runtime/config/config.h"
-#include "ebb/sharding/program/table.h"
+#include "ebb/sharding/table.h"
 
 namespace ebb::sharding {
 

@@ -125,8 +125,7 @@ std::vector<Setting> SettingsOf(const Config& config, const Table& table,
   constexpr int kOptimizerCost[kTiers] = {0, 6, 102}, kActivationCost[kTiers] = {0, 7, 28};
   const ZeroConfig& zero = config.zero;
   const EbbConfig& ebb = config.ebb;
-  const bool has_boundaries =
-      config.activation_tier() != Tier::kDevice || table.Find(Purpose::kWalkOutputs) >= 0;
+  const bool has_boundaries = config.activation_tier() != Tier::kDevice || HasBoundaries(table);
   const int64_t sub_group = SmallSubGroup(table);
   return {
       StagesAndSums(config),

@@ -12,7 +12,6 @@
 #include "ebb/runtime/base/status_macros.h"
 #include "ebb/sharding/decisions.h"
 #include "ebb/sharding/memory_model.h"
-#include "ebb/sharding/passes/allocate.h"
 
 namespace ebb::sharding {
 namespace {
@@ -76,9 +75,8 @@ absl::Status CheckParameterBuffers(const RowInputs& in, const Table& table, cons
     if (elements <= *given) continue;
     return absl::InvalidArgumentError(absl::StrCat(
         "zero_optimization.offload_param.buffer_size is ", *given,
-        " elements, but a rank's slice of unit '", in.model->units[static_cast<size_t>(unit)].name,
-        "' has ", elements, " on NVMe: raise it to at least ", elements,
-        ", or keep more of them in RAM (max_in_cpu)"));
+        " elements, but a rank's slice of unit '", in.model->units[unit].name, "' has ", elements,
+        " on NVMe: raise it to at least ", elements, ", or keep more of them in RAM (max_in_cpu)"));
   }
   return absl::OkStatus();
 }

@@ -1,27 +1,11 @@
 #include "ebb/sharding/lower/lower_gathers.h"
 
-#include "ebb/sharding/program/table.h"
+#include "ebb/sharding/table.h"
 
 namespace ebb::sharding {
 
-void AddGather(const Table& table, int unit, std::vector<Operand>& operands) {
-  for (const bool trainable : {true, false}) {
-    const int from = GatheredFrom(table, unit, trainable), to = WholeRow(table, unit, trainable);
-    const Array& whole = table[to];
-    if (whole.elements == 0) continue;
-    operands.push_back({.place = table.OwnSlice(from),
-                        .dtype = whole.dtype,
-                        .access = Access::kRead,
-                        .count = whole.elements / table.slices});
-    operands.push_back({.place = table.PlaceOf(to),
-                        .dtype = whole.dtype,
-                        .access = Access::kWrite,
-                        .count = whole.elements});
-  }
-}
-
 void GatherLowering::Read(int swap_in) {
-  const SwapIn& read = swap_ins_.reads[static_cast<size_t>(swap_in)];
+  const SwapIn& read = swap_ins_.reads[swap_in];
   const bool reads_masters = std::any_of(read.shared.begin(), read.shared.end(),
                                          [this](int unit) { return !d_.reads_parameters(unit); });
   if (reads_masters) ReadMasters(read);
@@ -38,8 +22,7 @@ std::vector<int> GatherLowering::SharedSubGroups(int unit) const {
 }
 
 Place GatherLowering::MasterSlotOf(int sub_group) const {
-  return table_.TurnOf(table_.Find(Purpose::kMasterSlot),
-                       swap_ins_.master_slot[static_cast<size_t>(sub_group)]);
+  return table_.TurnOf(table_.Find(Purpose::kMasterSlot), swap_ins_.master_slot[sub_group]);
 }
 
 void GatherLowering::ReadMasters(const SwapIn& swap_in) {
@@ -48,14 +31,10 @@ void GatherLowering::ReadMasters(const SwapIn& swap_in) {
     if (d_.reads_parameters(unit)) continue;
     read.parts.push_back({.unit = unit});
     for (int g : SharedSubGroups(unit)) {
-      const SubGroup& group = table_.sub_groups[static_cast<size_t>(g)];
-      const int64_t bytes = SwapAligned(group.count() * d_.master_size(unit));
-      read.moves.push_back(
-          {.state = StateClass::kMaster,
-           .from = table_.PlaceOf(table_.Find(Purpose::kMaster, unit), group.begin),
-           .to = MasterSlotOf(g),
-           .bytes = bytes});
-      read.bytes += bytes;
+      const SubGroup& group = table_.sub_groups[g];
+      read.bytes += to_.Move(StateClass::kMaster,
+                             table_.PlaceOfSubGroup(table_.Find(Purpose::kMaster, unit), g),
+                             MasterSlotOf(g), SwapAligned(group.count() * d_.master_size(unit)));
     }
   }
   writer_.Issue(read);
@@ -66,12 +45,12 @@ void GatherLowering::CastMasters(const SwapIn& swap_in) {
   OperationDraft cast{.kind = OperationKind::kCastMasters, .stream = StreamId::kReadParameters};
   for (int unit : swap_in.shared) {
     for (int g : SharedSubGroups(unit)) {
-      const SubGroup& group = table_.sub_groups[static_cast<size_t>(g)];
+      const SubGroup& group = table_.sub_groups[g];
       cast.parts.push_back({.unit = unit});
       cast.updates.push_back({.sub_group = g});
-      writer_.operands().Add(MasterSlotOf(g), DType::kFloat32, Access::kRead, group.count());
-      writer_.operands().Add(InSlot(in_.plan, swap_in, unit, true, group.begin),
-                             d_.compute_of(unit), Access::kWrite, group.count());
+      to_.Add(MasterSlotOf(g), DType::kFloat32, Access::kRead, group.count());
+      to_.Add(InSlot(in_.plan, swap_in, unit, true, group.begin), d_.compute_of(unit),
+              Access::kWrite, group.count());
       cast.bytes += group.count() * (d_.master_size(unit) + SizeOf(d_.compute_of(unit)));
     }
   }
@@ -79,7 +58,7 @@ void GatherLowering::CastMasters(const SwapIn& swap_in) {
 }
 
 void GatherLowering::ReadParameters(int swap_in, bool carried) {
-  const SwapIn& of = swap_ins_.reads[static_cast<size_t>(swap_in)];
+  const SwapIn& of = swap_ins_.reads[swap_in];
   OperationDraft read{.kind = OperationKind::kRead,
                       .stream = StreamId::kReadParameters,
                       .condition = carried ? Condition::kNotCarrying : Condition::kAlways};
@@ -87,38 +66,33 @@ void GatherLowering::ReadParameters(int swap_in, bool carried) {
     const int64_t size = SizeOf(d_.compute_of(unit));
     const bool is_updated =
         std::find(of.updated.begin(), of.updated.end(), unit) != of.updated.end();
-    const size_t moves = read.moves.size();
+    const int64_t before = read.bytes;
     for (const bool trainable : {true, false}) {
       if (carried != (is_updated && trainable)) continue;
       const int row = table_.Find(Purpose::kParameter, unit, trainable);
       for (const Extent& piece : table_.ExtentsOf(row)) {
         if (piece.place.tier != Tier::kNvme) continue;
         for (const auto& [begin, end] : NotCast(swap_in, unit, trainable, piece)) {
-          const int64_t bytes = SwapAligned((end - begin) * size);
-          read.moves.push_back({.state = StateClass::kParameter,
-                                .from = piece.place.Plus((begin - piece.begin) * size),
-                                .to = InSlot(in_.plan, of, unit, trainable, begin),
-                                .bytes = bytes});
-          read.bytes += bytes;
+          read.bytes += to_.Move(
+              StateClass::kParameter, piece.place.Plus((begin - piece.begin) * size),
+              InSlot(in_.plan, of, unit, trainable, begin), SwapAligned((end - begin) * size));
         }
       }
     }
-    if (read.moves.size() > moves) read.parts.push_back({.unit = unit});
+    if (read.bytes > before) read.parts.push_back({.unit = unit});
   }
-  if (read.moves.empty()) return;
-  writer_.Issue(read);
+  if (read.bytes > 0) writer_.Issue(read);
 }
 
 // The part of a piece that a read brings: all but sub-groups with masters that are read instead.
 GatherLowering::Ranges GatherLowering::NotCast(int swap_in, int unit, bool trainable,
                                                const Extent& piece) const {
-  const bool casts = trainable && !d_.reads_parameters(unit) &&
-                     !swap_ins_.carried[static_cast<size_t>(unit)] &&
-                     swap_ins_.of_update[static_cast<size_t>(unit)] == swap_in;
+  const bool casts = trainable && !d_.reads_parameters(unit) && !swap_ins_.carried[unit] &&
+                     swap_ins_.of_update[unit] == swap_in;
   if (!casts) return {{piece.begin, piece.end}};
   Ranges ranges;
   for (const int g : table_.SubGroupNumbersOf(unit)) {
-    const SubGroup& group = table_.sub_groups[static_cast<size_t>(g)];
+    const SubGroup& group = table_.sub_groups[g];
     if (group.begin < piece.begin || group.begin >= piece.end || swap_ins_.shares_masters(g))
       continue;
     if (!ranges.empty() && ranges.back().second == group.begin) {
@@ -132,40 +106,37 @@ GatherLowering::Ranges GatherLowering::NotCast(int swap_in, int unit, bool train
 
 void GatherLowering::Upload(int index) {
   OperationDraft upload{.kind = OperationKind::kUpload, .stream = StreamId::kUpload};
-  const int swap_in = swap_ins_.of_group[static_cast<size_t>(index)];
-  for (int i : in_.residency.groups[static_cast<size_t>(index)].intervals) {
-    const int unit = in_.residency.intervals[static_cast<size_t>(i)].unit;
+  const int swap_in = swap_ins_.of_group[index];
+  for (int i : in_.residency.groups[index].intervals) {
+    const int unit = in_.residency.intervals[i].unit;
     const int64_t size = SizeOf(d_.compute_of(unit));
-    const size_t moves = upload.moves.size();
+    const int64_t before = upload.bytes;
     for (const bool trainable : {true, false}) {
       const int to = GatheredFrom(table_, unit, trainable);
       for (const Extent& piece :
            table_.ExtentsOf(table_.Find(Purpose::kParameter, unit, trainable))) {
         if (piece.place.tier == Tier::kDevice) continue;
-        upload.moves.push_back(
-            {.state = StateClass::kParameter,
-             .from = piece.place.tier == Tier::kCpu
-                         ? piece.place
-                         : InSlot(in_.plan, swap_ins_.reads[static_cast<size_t>(swap_in)], unit,
-                                  trainable, piece.begin),
-             .to = table_.OwnSlice(to, piece.begin),
-             .bytes = piece.count() * size});
-        upload.bytes += piece.count() * size;
+        const Place from =
+            piece.place.tier == Tier::kCpu
+                ? piece.place
+                : InSlot(in_.plan, swap_ins_.reads[swap_in], unit, trainable, piece.begin);
+        upload.bytes += to_.Move(StateClass::kParameter, from, table_.OwnSlice(to, piece.begin),
+                                 piece.count() * size);
       }
     }
-    if (upload.moves.size() > moves) upload.parts.push_back({.unit = unit});
+    if (upload.bytes > before) upload.parts.push_back({.unit = unit});
   }
-  if (!upload.moves.empty()) writer_.Issue(upload);
+  if (upload.bytes > 0) writer_.Issue(upload);
 }
 
 void GatherLowering::Gather(int index) {
-  const GatherGroup& group = in_.residency.groups[static_cast<size_t>(index)];
+  const GatherGroup& group = in_.residency.groups[index];
   OperationDraft gather{
       .kind = group.from_secondary ? OperationKind::kGatherSecondary : OperationKind::kGather,
       .stream = StreamId::kGather};
   for (int i : group.intervals) {
-    const ResidencyInterval& interval = in_.residency.intervals[static_cast<size_t>(i)];
-    const UnitLayout& unit = in_.plan.layout.units[static_cast<size_t>(interval.unit)];
+    const ResidencyInterval& interval = in_.residency.intervals[i];
+    const UnitLayout& unit = in_.plan.layout.units[interval.unit];
     const DType dtype = d_.compute_of(interval.unit);
     gather.parts.push_back({.unit = interval.unit, .scope = interval.first});
     if (group.from_secondary) {
@@ -174,15 +145,14 @@ void GatherLowering::Gather(int index) {
       AddSecondary(interval.unit, /*fills=*/false);
     } else {
       gather.bytes += d_.RingBytes(unit.shard(), dtype);
-      AddGather(table_, interval.unit, writer_.operands().operands());
+      AddGather(table_, interval.unit, to_.operands());
     }
   }
   const int gathered = writer_.Issue(gather);
   for (int i : group.intervals) {
-    const ResidencyInterval& interval = in_.residency.intervals[static_cast<size_t>(i)];
+    const ResidencyInterval& interval = in_.residency.intervals[i];
     for (int s = interval.first; s <= interval.last; ++s)
-      if (in_.plan.scopes[static_cast<size_t>(s)].unit == interval.unit)
-        writer_.Gathers(s, gathered);
+      if (in_.plan.scopes[s].unit == interval.unit) writer_.Gathers(s, gathered);
   }
   Fill(group);
 }
@@ -190,9 +160,9 @@ void GatherLowering::Gather(int index) {
 void GatherLowering::Fill(const GatherGroup& group) {
   OperationDraft fill{.kind = OperationKind::kFillSecondary, .stream = StreamId::kGather};
   for (int i : group.intervals) {
-    const ResidencyInterval& interval = in_.residency.intervals[static_cast<size_t>(i)];
+    const ResidencyInterval& interval = in_.residency.intervals[i];
     if (!interval.fills_secondary) continue;
-    const UnitLayout& unit = in_.plan.layout.units[static_cast<size_t>(interval.unit)];
+    const UnitLayout& unit = in_.plan.layout.units[interval.unit];
     fill.parts.push_back({.unit = interval.unit, .scope = interval.first});
     fill.bytes += 2 * (d_.SecondaryShard(unit.trainable) + d_.SecondaryShard(unit.frozen)) *
                   SizeOf(d_.compute_of(interval.unit));
@@ -214,11 +184,11 @@ void GatherLowering::AddSecondary(int unit, bool fills) {
     if (fills) {
       whole.per_slice = count * SizeOf(dtype);
       whole.of_secondary = true;
-      writer_.operands().Add(whole, dtype, Access::kRead, count);
-      writer_.operands().Add(secondary, dtype, Access::kWrite, count);
+      to_.Add(whole, dtype, Access::kRead, count);
+      to_.Add(secondary, dtype, Access::kWrite, count);
     } else {
-      writer_.operands().Add(secondary, dtype, Access::kRead, count);
-      writer_.operands().Add(whole, dtype, Access::kWrite, section.elements);
+      to_.Add(secondary, dtype, Access::kRead, count);
+      to_.Add(whole, dtype, Access::kWrite, section.elements);
     }
   }
 }
@@ -231,8 +201,8 @@ void GatherLowering::Refresh(const std::vector<int>& units) {
     const DType dtype = d_.compute_of(unit);
     refresh.bytes += d_.RingBytes(section.shard, dtype);
     const int parameter = table_.Find(Purpose::kParameter, unit);
-    writer_.operands().Add(table_.OwnSlice(parameter), dtype, Access::kRead, section.shard);
-    writer_.operands().Add(table_.PlaceOf(parameter), dtype, Access::kWrite, section.elements);
+    to_.Add(table_.OwnSlice(parameter), dtype, Access::kRead, section.shard);
+    to_.Add(table_.PlaceOf(parameter), dtype, Access::kWrite, section.elements);
   }
   writer_.Issue(refresh);
 }

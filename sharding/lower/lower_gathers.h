@@ -17,9 +17,6 @@
 
 namespace ebb::sharding {
 
-// Operands of an all-gather of the unit from all its slices.
-void AddGather(const Table& table, int unit, std::vector<Operand>& operands);
-
 class GatherLowering {
  public:
   GatherLowering(const PassInputs& in, const SwapIns& swap_ins, PlanWriter& writer)
@@ -27,7 +24,8 @@ class GatherLowering {
         swap_ins_(swap_ins),
         d_(in.plan.decisions),
         table_(in.plan.table),
-        writer_(writer) {}
+        writer_(writer),
+        to_(writer.operands()) {}
 
   void Read(int swap_in);
   void Upload(int group);
@@ -52,6 +50,7 @@ class GatherLowering {
   const Decisions& d_;
   const Table& table_;
   PlanWriter& writer_;
+  OperandWriter& to_;
 };
 
 }  // namespace ebb::sharding

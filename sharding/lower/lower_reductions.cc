@@ -18,7 +18,7 @@ ReductionLowering::Gradient ReductionLowering::OfUnit(const Part& part) const {
           .section = SectionOf(in_.plan, part.unit, /*trainable=*/true),
           .shard_tier = table_.TierOf(shard),
           .communication = d_.communication_of(part.unit),
-          .accumulates = d_.accumulates[static_cast<size_t>(part.unit)],
+          .accumulates = d_.accumulates[part.unit],
           .shard = table_.OwnSlice(shard)};
 }
 
@@ -90,7 +90,7 @@ void ReductionLowering::Issue(OperationKind kind, StreamId stream,
 }
 
 void ReductionLowering::Reduce(int group) {
-  const Gradients gradients = OfGroup(in_.reduction.groups[static_cast<size_t>(group)]);
+  const Gradients gradients = OfGroup(in_.reduction.groups[group]);
   // All units of a group have the same dtypes.
   const int unit = gradients.front().part.unit;
   const DType whole = d_.gradient_of(unit), sent = d_.reduced(unit);
@@ -166,11 +166,9 @@ void ReductionLowering::Land(const Gradients& gradients) {
   for (const Gradient& gradient : gradients) {
     if (gradient.shard_tier != Tier::kCpu) continue;
     download.parts.push_back(gradient.part);
-    download.moves.push_back({.state = StateClass::kGradient,
-                              .from = gradient.rounded,
-                              .to = gradient.lands() ? gradient.landed : gradient.shard,
-                              .bytes = gradient.section.shard * SizeOf(gradient.communication)});
-    download.bytes += download.moves.back().bytes;
+    download.bytes += to_.Move(StateClass::kGradient, gradient.rounded,
+                               gradient.lands() ? gradient.landed : gradient.shard,
+                               gradient.section.shard * SizeOf(gradient.communication));
   }
   if (download.parts.empty()) return;
   writer_.Issue(download);
@@ -179,12 +177,8 @@ void ReductionLowering::Land(const Gradients& gradients) {
 
 void ReductionLowering::Move(OperationKind kind, StreamId stream, const Gradient& gradient,
                              const Place& from, const Place& to, int64_t bytes) {
-  writer_.Issue(
-      {.kind = kind,
-       .stream = stream,
-       .parts = {gradient.part},
-       .bytes = bytes,
-       .moves = {{.state = StateClass::kGradient, .from = from, .to = to, .bytes = bytes}}});
+  to_.Move(StateClass::kGradient, from, to, bytes);
+  writer_.Issue({.kind = kind, .stream = stream, .parts = {gradient.part}, .bytes = bytes});
 }
 
 int64_t ReductionLowering::StoredBytes(const Gradient& gradient) const {

@@ -254,29 +254,19 @@ void UpdateLowering::TakeSlots(int swap_in, Route& route) {
 }
 
 void UpdateLowering::Read(int states, const Route& route) {
-  const SubGroup& group = GroupOf(route);
-  std::vector<sharding::Move> reads;
-  if (route.swaps && d_.master_size(route.unit) > 0 && !swap_ins_.shares_masters(route.sub_group)) {
-    reads.push_back({.state = StateClass::kMaster,
-                     .from = StoredPlace(route, Purpose::kMaster),
-                     .to = route.master,
-                     .bytes = SwapAligned(group.count() * d_.master_size(route.unit))});
-  }
-  for (int k = 0; route.swaps && k < states; ++k) {
-    reads.push_back({.state = StateClass::kOptimizer,
-                     .from = StoredPlace(route, Purpose::kState, k),
-                     .to = StatePlace(route, k),
-                     .bytes = SwapAligned(group.count() * SizeOf(DType::kFloat32))});
-  }
+  int64_t bytes = 0;
+  if (route.swaps && d_.master_size(route.unit) > 0 && !swap_ins_.shares_masters(route.sub_group))
+    bytes += to_.Move(StateClass::kMaster, StoredPlace(route, Purpose::kMaster), route.master,
+                      SwappedBytes(route, d_.master_size(route.unit)));
+  for (int k = 0; route.swaps && k < states; ++k)
+    bytes += to_.Move(StateClass::kOptimizer, StoredPlace(route, Purpose::kState, k),
+                      StatePlace(route, k), SwappedBytes(route, SizeOf(DType::kFloat32)));
   const bool is_there = route.in_parameter_slot && !route.carried;
   if (route.moves_parameter && d_.reads_parameters(route.unit) && !is_there &&
-      route.parameter_place.tier == Tier::kNvme) {
-    reads.push_back({.state = StateClass::kParameter,
-                     .from = route.parameter_place,
-                     .to = route.host_parameter,
-                     .bytes = SwapAligned(group.count() * SizeOf(d_.compute_of(route.unit)))});
-  }
-  if (!reads.empty()) Move(route, OperationKind::kRead, StreamId::kReadStates, std::move(reads));
+      route.parameter_place.tier == Tier::kNvme)
+    bytes += to_.Move(StateClass::kParameter, route.parameter_place, route.host_parameter,
+                      SwappedBytes(route, SizeOf(d_.compute_of(route.unit))));
+  Transfer(route, OperationKind::kRead, StreamId::kReadStates, bytes);
 }
 
 void UpdateLowering::Bring(Route& route) {
@@ -285,20 +275,16 @@ void UpdateLowering::Bring(Route& route) {
 }
 
 void UpdateLowering::BringGradient(Route& route) {
-  const int64_t bytes = GroupOf(route).count() * SizeOf(d_.shard_dtype(route.unit));
+  const int64_t size = SizeOf(d_.shard_dtype(route.unit));
   if (route.gradient.tier == Tier::kNvme) {
     const Place in_host = SlotPlace(route, /*on_host=*/true, Purpose::kWorkGradient);
-    Move(route, OperationKind::kRead, StreamId::kReadStates,
-         {{.state = StateClass::kGradient,
-           .from = route.gradient,
-           .to = in_host,
-           .bytes = SwapAligned(bytes)}});
+    Transfer(route, OperationKind::kRead, StreamId::kReadStates,
+             to_.Move(StateClass::kGradient, route.gradient, in_host, SwappedBytes(route, size)));
     route.gradient = in_host;
   }
   if (!route.moves_gradient || route.gradient.tier == route.here()) return;
   const Place to = SlotPlace(route, route.on_host, Purpose::kWorkGradient);
-  Copy(route, route.on_host,
-       {.state = StateClass::kGradient, .from = route.gradient, .to = to, .bytes = bytes});
+  Copy(route, route.on_host, StateClass::kGradient, route.gradient, to, size);
   route.gradient = to;
 }
 
@@ -310,61 +296,53 @@ void UpdateLowering::BringParameter(Route& route) {
                         : SlotPlace(route, route.on_host, Purpose::kWorkParameter);
   // The parameter is read as the master or half of it. Here it has come from the swap file already.
   if (!d_.reads_parameters(route.unit) || (route.on_host && of_file)) return;
-  Copy(route, route.on_host,
-       {.state = StateClass::kParameter,
-        .from = of_file ? route.host_parameter : route.parameter_place,
-        .to = route.parameter,
-        .bytes = GroupOf(route).count() * SizeOf(d_.compute_of(route.unit))});
+  Copy(route, route.on_host, StateClass::kParameter,
+       of_file ? route.host_parameter : route.parameter_place, route.parameter,
+       SizeOf(d_.compute_of(route.unit)));
 }
 
 // Carries the new parameters from the update to their place.
 void UpdateLowering::WriteBack(const Route& route) {
-  const SubGroup& group = GroupOf(route);
   const Place& place = route.parameter_place;
-  const int64_t parameter_bytes = group.count() * SizeOf(d_.compute_of(route.unit));
-  if (route.moves_parameter && (!route.on_host || place.tier == Tier::kDevice)) {
-    Copy(route, /*to_host=*/!route.on_host,
-         {.state = StateClass::kParameter,
-          .from = route.parameter,
-          .to = place.tier == Tier::kNvme ? route.host_parameter : place,
-          .bytes = parameter_bytes});
-  }
-  std::vector<sharding::Move> writes;
-  if (route.swaps && d_.master_size(route.unit) > 0) {
-    writes.push_back({.state = StateClass::kMaster,
-                      .from = route.master,
-                      .to = StoredPlace(route, Purpose::kMaster),
-                      .bytes = SwapAligned(group.count() * d_.master_size(route.unit))});
-  }
-  for (int k = 0; route.swaps && k < d_.optimizer_states; ++k) {
-    writes.push_back({.state = StateClass::kOptimizer,
-                      .from = StatePlace(route, k),
-                      .to = StoredPlace(route, Purpose::kState, k),
-                      .bytes = SwapAligned(group.count() * SizeOf(DType::kFloat32))});
-  }
-  if (route.moves_parameter && place.tier == Tier::kNvme) {
-    writes.push_back({.state = StateClass::kParameter,
-                      .from = route.host_parameter,
-                      .to = place,
-                      .bytes = SwapAligned(parameter_bytes)});
-  }
-  if (!writes.empty()) Move(route, OperationKind::kWrite, StreamId::kWrite, std::move(writes));
+  const bool of_file = place.tier == Tier::kNvme;
+  const int64_t size = SizeOf(d_.compute_of(route.unit));
+  if (route.moves_parameter && (!route.on_host || place.tier == Tier::kDevice))
+    Copy(route, /*to_host=*/!route.on_host, StateClass::kParameter, route.parameter,
+         of_file ? route.host_parameter : place, size);
+  int64_t bytes = 0;
+  if (route.swaps && d_.master_size(route.unit) > 0)
+    bytes += to_.Move(StateClass::kMaster, route.master, StoredPlace(route, Purpose::kMaster),
+                      SwappedBytes(route, d_.master_size(route.unit)));
+  for (int k = 0; route.swaps && k < d_.optimizer_states; ++k)
+    bytes += to_.Move(StateClass::kOptimizer, StatePlace(route, k),
+                      StoredPlace(route, Purpose::kState, k),
+                      SwappedBytes(route, SizeOf(DType::kFloat32)));
+  if (route.moves_parameter && of_file)
+    bytes +=
+        to_.Move(StateClass::kParameter, route.host_parameter, place, SwappedBytes(route, size));
+  Transfer(route, OperationKind::kWrite, StreamId::kWrite, bytes);
 }
 
-void UpdateLowering::Move(const Route& route, OperationKind kind, StreamId stream,
-                          std::vector<sharding::Move> moves) {
-  OperationDraft operation{.kind = kind,
-                           .stream = stream,
-                           .parts = {{.unit = route.unit}},
-                           .moves = std::move(moves),
-                           .condition = route.carried ? Condition::kCarrying : Condition::kAlways};
-  for (const sharding::Move& move : operation.moves) operation.bytes += move.bytes;
-  writer_.Issue(operation);
+// One operation for the moves that have been written, if there are any.
+void UpdateLowering::Transfer(const Route& route, OperationKind kind, StreamId stream,
+                              int64_t bytes) {
+  if (bytes == 0) return;
+  writer_.Issue({.kind = kind,
+                 .stream = stream,
+                 .parts = {{.unit = route.unit}},
+                 .bytes = bytes,
+                 .condition = route.carried ? Condition::kCarrying : Condition::kAlways});
 }
 
-void UpdateLowering::Copy(const Route& route, bool to_host, const sharding::Move& move) {
-  Move(route, to_host ? OperationKind::kDownload : OperationKind::kUpload,
-       to_host ? StreamId::kDownload : StreamId::kUpload, {move});
+void UpdateLowering::Copy(const Route& route, bool to_host, StateClass state, const Place& from,
+                          const Place& to, int64_t size) {
+  Transfer(route, to_host ? OperationKind::kDownload : OperationKind::kUpload,
+           to_host ? StreamId::kDownload : StreamId::kUpload,
+           to_.Move(state, from, to, GroupOf(route).count() * size));
+}
+
+int64_t UpdateLowering::SwappedBytes(const Route& route, int64_t size) const {
+  return SwapAligned(GroupOf(route).count() * size);
 }
 
 // gradient, master, parameter, states.

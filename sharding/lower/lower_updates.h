@@ -56,9 +56,7 @@ class UpdateLowering {
     Tier here() const { return on_host ? Tier::kCpu : Tier::kDevice; }
     StreamId stream() const { return on_host ? StreamId::kHostUpdate : StreamId::kUpdate; }
   };
-  const SubGroup& GroupOf(const Route& route) const {
-    return table_.sub_groups[static_cast<size_t>(route.sub_group)];
-  }
+  const SubGroup& GroupOf(const Route& route) const { return table_.sub_groups[route.sub_group]; }
   // An array of the sub-group where it lives between steps.
   Place StoredPlace(const Route& route, Purpose purpose, int state = 0) const;
   // Where the update finds a state: in its place, or in the sub-group's slot.
@@ -75,9 +73,10 @@ class UpdateLowering {
   void BringGradient(Route& route);
   void BringParameter(Route& route);
   void WriteBack(const Route& route);
-  void Move(const Route& route, OperationKind kind, StreamId stream,
-            std::vector<sharding::Move> moves);
-  void Copy(const Route& route, bool to_host, const sharding::Move& move);
+  void Transfer(const Route& route, OperationKind kind, StreamId stream, int64_t bytes);
+  void Copy(const Route& route, bool to_host, StateClass state, const Place& from, const Place& to,
+            int64_t size);
+  int64_t SwappedBytes(const Route& route, int64_t size) const;  // `size`: of an element
   void AddArrays(const Route& route, Access access, int states, bool has_parameter);
   void AddOwnStaging(const Route& route);
   UpdateDetail DetailOf(const Route& route, int states) const;

@@ -2,8 +2,7 @@
 //
 //   PlanResidency, PlanReduction   which scopes a gather serves; which gradients share a reduction
 //   PlanSwapIns                    what gathers read from the swap file, and into which slot
-//   PlanLogical                    the order of issue: gather this group, update that sub-group
-//   LowerTiers                     each as operations, with the slots that they pass through
+//   Emit                           the order of issue, and the slots that operations pass through
 //   Lower, DeriveWaits             operations that run, as instructions; what each waits for
 //
 // Each is a pure function of the model and of the results of the passes before it.
@@ -31,5 +30,12 @@ struct PassInputs {
   // The plan stands for a longer step. The longer step's rounds in the middle are all the same.
   bool repeats_round() const { return plan.decisions.rounds >= kPlannedRounds; }
 };
+
+class PlanWriter;
+struct SwapIns;
+
+// One walk over a step's scopes, which issues all operations. PlanWriter::Finish puts them into the
+// plan.
+PlanWriter Emit(const PassInputs& in, const SwapIns& swap_ins);
 
 }  // namespace ebb::sharding

@@ -29,6 +29,15 @@ void OperandWriter::AddControl(int64_t cell, Access access, int64_t count) {
                        .count = count});
 }
 
+int64_t OperandWriter::Move(StateClass state, const Place& from, const Place& to, int64_t bytes) {
+  const auto add = [&](const Place& place, Access access) {
+    operands_.push_back({.place = place, .access = access, .content = state, .count = bytes});
+  };
+  add(from, Access::kRead);
+  add(to, Access::kWrite);
+  return bytes;
+}
+
 namespace {
 
 void MarkReleases(Plan& plan) {
@@ -48,11 +57,10 @@ void MarkReleases(Plan& plan) {
 void PlanLists::Close() {
   parts.Close();
   operands.Close();
-  moves.Close();
 }
 
 int64_t PlanLists::bytes() const {
-  return parts.bytes() + operands.bytes() + moves.bytes() + updates.bytes();
+  return parts.bytes() + operands.bytes() + updates.bytes();
 }
 
 PlanWriter::PlanWriter(const Plan& plan)
@@ -64,24 +72,19 @@ void PlanWriter::BeginMoment(Moment::Kind kind, int scope) {
 }
 
 int PlanWriter::Issue(const OperationDraft& operation) {
-  for (const Move& move : operation.moves) {
-    operands_.AddBytes(move.from, Access::kRead, move.bytes);
-    operands_.AddBytes(move.to, Access::kWrite, move.bytes);
-  }
   operations_.push_back({.kind = operation.kind,
                          .stream = operation.stream,
                          .condition = operation.condition,
                          .bytes = operation.bytes,
                          .parts = lists_->parts.KeepOnce(operation.parts),
                          .operands = lists_->operands.KeepOnce(operands_.operands()),
-                         .moves = lists_->moves.KeepOnce(operation.moves),
                          .updates = lists_->updates.Keep(operation.updates)});
   operands_.operands().clear();
   return moments_.back().end++;
 }
 
 void PlanWriter::Gathers(int scope, int operation) {
-  gather_of_scope_[static_cast<size_t>(scope)] = operation;
+  gather_of_scope_[scope] = operation;
 }
 
 void PlanWriter::Finish(Plan& plan) && {

@@ -27,6 +27,8 @@ class OperandWriter {
   void Add(const Place& place, DType dtype, Access access, int64_t count);
   void AddBytes(const Place& place, Access access, int64_t bytes);
   void AddControl(int64_t cell, Access access, int64_t count = 1);
+  // Reads one place and writes the other. Returns the bytes.
+  int64_t Move(StateClass state, const Place& from, const Place& to, int64_t bytes);
 
   std::vector<Operand>& operands() { return operands_; }
 
@@ -40,7 +42,6 @@ class OperandWriter {
 struct PlanLists {
   Lists<Part> parts;
   Lists<Operand> operands;
-  Lists<Move> moves;
   Lists<UpdateDetail> updates;
 
   void Close();
@@ -53,7 +54,6 @@ struct OperationDraft {
   StreamId stream{};
   std::vector<Part> parts = {};
   int64_t bytes = 0;
-  std::vector<Move> moves = {};
   Condition condition = Condition::kAlways;
   std::vector<UpdateDetail> updates = {};
 };
@@ -63,7 +63,7 @@ class PlanWriter {
   explicit PlanWriter(const Plan& plan);
 
   void BeginMoment(Moment::Kind kind, int scope);
-  // The operands of the next operation, in addition to those of its moves.
+  // The operands of the next operation.
   OperandWriter& operands() { return operands_; }
   // Adds it to the newest moment; returns its index.
   int Issue(const OperationDraft& operation);

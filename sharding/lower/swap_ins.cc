@@ -53,8 +53,8 @@ SwapIns SwapInPlanner::Run() {
   planned_.of_update.assign(static_cast<size_t>(units), -1);
   planned_.master_slot.assign(table_.sub_groups.size(), -1);
   for (int unit = 0; unit < units; ++unit) {
-    planned_.carried.push_back(in_.kind != PlanKind::kWalk &&
-                               d_.carried[static_cast<size_t>(unit)] && LivesOnNvme(unit));
+    planned_.carried.push_back(in_.kind != PlanKind::kWalk && d_.carried[unit] &&
+                               LivesOnNvme(unit));
   }
   if (in_.kind == PlanKind::kDrain) {
     OfDrain();
@@ -85,24 +85,22 @@ void SwapInPlanner::OfGathers() {
     int64_t bytes = 0;
     for (int i : group.intervals) {
       if (group.from_secondary) break;  // secondary shards are on the device
-      const int unit = in_.residency.intervals[static_cast<size_t>(i)].unit;
+      const int unit = in_.residency.intervals[i].unit;
       swap_in.units.push_back(unit);
       bytes += SwapBytes(table_, unit);
-      if (!visited[static_cast<size_t>(unit)] && planned_.carried[static_cast<size_t>(unit)])
-        swap_in.updated.push_back(unit);
-      visited[static_cast<size_t>(unit)] = true;
+      if (!visited[unit] && planned_.carried[unit]) swap_in.updated.push_back(unit);
+      visited[unit] = true;
     }
     const int index = static_cast<int>(planned_.reads.size());
     planned_.of_group.push_back(bytes > 0 ? index : -1);
     if (bytes == 0) continue;
-    for (int unit : swap_in.updated) planned_.of_update[static_cast<size_t>(unit)] = index;
-    const ResidencyInterval& first =
-        in_.residency.intervals[static_cast<size_t>(group.intervals.front())];
-    swap_in.round = in_.plan.scopes[static_cast<size_t>(first.first)].round;
+    for (int unit : swap_in.updated) planned_.of_update[unit] = index;
+    const ResidencyInterval& first = in_.residency.intervals[group.intervals.front()];
+    swap_in.round = in_.plan.scopes[first.first].round;
     const bool begins =
         index == 0 || (in_.repeats_round() && planned_.reads.back().round < swap_in.round);
     if (!begins) swap_in.number = planned_.reads.back().number + 1;
-    int& user = users[static_cast<size_t>(swap_in.number % parameter_slots_)];
+    int& user = users[swap_in.number % parameter_slots_];
     swap_in.after = std::exchange(user, index);
     planned_.reads.push_back(std::move(swap_in));
   }
@@ -117,10 +115,9 @@ void SwapInPlanner::Share() {
                       static_cast<int>(in_.plan.layout.units.size()));
   for (size_t swap_in = FirstNotReadAhead(); swap_in < planned_.reads.size(); ++swap_in) {
     for (int unit : planned_.reads[swap_in].units) {
-      const LastGather& gather = gathers[static_cast<size_t>(unit)];
-      if (planned_.of_group[static_cast<size_t>(gather.group)] != static_cast<int>(swap_in) ||
-          !gather.may_share || !d_.trainable[static_cast<size_t>(unit)] ||
-          planned_.carried[static_cast<size_t>(unit)] || !LivesOnNvme(unit))
+      const LastGather& gather = gathers[unit];
+      if (planned_.of_group[gather.group] != static_cast<int>(swap_in) || !gather.may_share ||
+          !d_.trainable[unit] || planned_.carried[unit] || !LivesOnNvme(unit))
         continue;
       if (d_.reads_parameters(unit)) {
         ShareParameters(unit, gather);
@@ -151,23 +148,23 @@ size_t SwapInPlanner::FirstNotReadAhead() const {
 }
 
 void SwapInPlanner::ShareParameters(int unit, const LastGather& gather) {
-  const int swap_in = planned_.of_group[static_cast<size_t>(gather.group)];
+  const int swap_in = planned_.of_group[gather.group];
   const auto next = static_cast<size_t>(swap_in + parameter_slots_);
   if (next < planned_.reads.size()) {
     if (planned_.reads[next].issue <= gather.updated) return;
     planned_.reads[next].behind.push_back(unit);
   }
-  planned_.of_update[static_cast<size_t>(unit)] = swap_in;
-  planned_.reads[static_cast<size_t>(swap_in)].shared.push_back(unit);
+  planned_.of_update[unit] = swap_in;
+  planned_.reads[swap_in].shared.push_back(unit);
 }
 
 void SwapInPlanner::ShareMasters(int unit, const std::vector<LastGather>& gathers) {
-  const LastGather& gather = gathers[static_cast<size_t>(unit)];
-  const int swap_in = planned_.of_group[static_cast<size_t>(gather.group)];
-  SwapIn& read = planned_.reads[static_cast<size_t>(swap_in)];
+  const LastGather& gather = gathers[unit];
+  const int swap_in = planned_.of_group[gather.group];
+  SwapIn& read = planned_.reads[swap_in];
   std::vector<int> groups, behind;
   for (const int g : table_.SubGroupNumbersOf(unit)) {
-    const SubGroup& group = table_.sub_groups[static_cast<size_t>(g)];
+    const SubGroup& group = table_.sub_groups[g];
     if (SharesMasters(d_, group, ParameterTierOf(table_, group))) groups.push_back(g);
   }
   if (groups.empty() || groups.size() > master_users_.size()) return;
@@ -177,14 +174,14 @@ void SwapInPlanner::ShareMasters(int unit, const std::vector<LastGather>& gather
   for (size_t i = 0; i < groups.size(); ++i) {
     const int user = user_of(static_cast<size_t>(next_master_slot_) + i);
     if (user < 0) continue;
-    if (read.issue <= gathers[static_cast<size_t>(user)].updated) return;
+    if (read.issue <= gathers[user].updated) return;
     behind.push_back(user);
   }
   for (int g : groups) {
     user_of(static_cast<size_t>(next_master_slot_)) = unit;
-    planned_.master_slot[static_cast<size_t>(g)] = next_master_slot_++;
+    planned_.master_slot[g] = next_master_slot_++;
   }
-  planned_.of_update[static_cast<size_t>(unit)] = swap_in;
+  planned_.of_update[unit] = swap_in;
   read.shared.push_back(unit);
   read.behind.insert(read.behind.end(), behind.begin(), behind.end());
 }

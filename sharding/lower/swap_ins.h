@@ -41,9 +41,7 @@ struct SwapIns {
   // gather and the update; else -1.
   std::vector<int> master_slot;
 
-  bool shares_masters(int sub_group) const {
-    return master_slot[static_cast<size_t>(sub_group)] >= 0;
-  }
+  bool shares_masters(int sub_group) const { return master_slot[sub_group] >= 0; }
 };
 
 // A drain has a swap-in for each update that it runs.

@@ -1,9 +1,11 @@
-#include "ebb/sharding/passes/allocate.h"
-
+// Where the arrays of a table lie.
 #include <algorithm>
 #include <array>
 #include <utility>
 #include <vector>
+
+#include "ebb/sharding/passes/pool.h"
+#include "ebb/sharding/passes/rows.h"
 
 namespace ebb::sharding {
 namespace {
@@ -46,7 +48,7 @@ class Allocation {
     }
     if (const int walk = table_.Find(Purpose::kWalkOutputs); walk >= 0) {
       // It has all of its pool.
-      Array& row = table_.rows[static_cast<size_t>(walk)];
+      Array& row = table_.rows[walk];
       const int64_t pool = table_.bytes.Of(Tier::kDevice, StateClass::kActivation);
       row.turns = static_cast<int>(pool / (2 * row.turn_bytes) * 2);
     }

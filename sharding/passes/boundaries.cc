@@ -26,8 +26,8 @@ std::vector<BoundaryUse> UsesInRound(const std::vector<PlannedScope>& scopes, si
 // After it has left, another boundary uses its memory for at least one scope before it comes back.
 bool LeavesDevice(const std::vector<PlannedScope>& scopes, const BoundaryUse& use) {
   if (use.writer < 0 || use.reader < 0 || use.again < 0) return false;
-  const int left = scopes[static_cast<size_t>(use.reader)].close_tick + kBoundaryAhead,
-            comes = scopes[static_cast<size_t>(use.again)].open_tick - kBoundaryAhead;
+  const int left = scopes[use.reader].close_tick + kBoundaryAhead,
+            comes = scopes[use.again].open_tick - kBoundaryAhead;
   return comes > left + 2;
 }
 
@@ -40,13 +40,12 @@ BoundaryTicks TicksOfBoundaries(const std::vector<PlannedScope>& scopes,
     if (s > 0 && scopes[s].round == scopes[s - 1].round) continue;
     const std::vector<BoundaryUse> uses = UsesInRound(scopes, s, visits);
     for (int v = 0; v < visits; ++v) {
-      const BoundaryUse& use = uses[static_cast<size_t>(v)];
-      if (!leaves[static_cast<size_t>(v)] || !LeavesDevice(scopes, use)) continue;
-      const int left = scopes[static_cast<size_t>(use.reader)].close_tick,
-                again = scopes[static_cast<size_t>(use.again)].open_tick;
-      ticks.leaving[static_cast<size_t>(left)].push_back(v);
-      ticks.coming[static_cast<size_t>(again - kBoundaryAhead)].push_back(v);
-      ticks.reading[static_cast<size_t>(again - 2 * kBoundaryAhead)].push_back(v);
+      const BoundaryUse& use = uses[v];
+      if (!leaves[v] || !LeavesDevice(scopes, use)) continue;
+      const int left = scopes[use.reader].close_tick, again = scopes[use.again].open_tick;
+      ticks.leaving[left].push_back(v);
+      ticks.coming[again - kBoundaryAhead].push_back(v);
+      ticks.reading[again - 2 * kBoundaryAhead].push_back(v);
     }
   }
   return ticks;

@@ -7,12 +7,9 @@
 #include <span>
 #include <vector>
 
-namespace ebb::sharding {
+#include "ebb/sharding/array.h"
 
-// Ticks of the plan, both ends included.
-struct Lifetime {
-  int begin = 0, end = 0;
-};
+namespace ebb::sharding {
 
 struct PoolBlock {
   int64_t bytes = 0;

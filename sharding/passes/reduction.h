@@ -24,11 +24,6 @@ struct Reduction {
   std::vector<std::vector<Lifetime>> lifetimes;
 };
 
-// Gradients with one key share one address.
-inline int GradientKey(const Decisions& decisions, const PlannedScope& scope) {
-  return decisions.keeps_step_gradients ? scope.visit : scope.unit;
-}
-
 // Whether the whole gradient of backward is also the shard: one rank's slice is all of it, a step
 // reduces it once, and dtype and tier are the same. Then it has one buffer. The update of the step
 // before reads the buffer until backward writes it again.

@@ -111,8 +111,7 @@ class Prefetch {
     std::vector<int> ahead(static_cast<size_t>(scopes_.back().round) + 1, 0);
     std::vector<int> begins(ahead.size(), 0);  // ticks
     for (size_t s = 1; s < scopes_.size(); ++s) {
-      if (scopes_[s].round > scopes_[s - 1].round)
-        begins[static_cast<size_t>(scopes_[s].round)] = scopes_[s].open_tick;
+      if (scopes_[s].round > scopes_[s - 1].round) begins[scopes_[s].round] = scopes_[s].open_tick;
     }
     for (const GatherGroup& group : residency_.groups) {
       const auto round = static_cast<size_t>(RoundOf(group));
@@ -136,9 +135,7 @@ class Prefetch {
     live_.insert(live_.end(), group.intervals.begin(), group.intervals.end());
   }
 
-  int RoundOf(const GatherGroup& group) const {
-    return scopes_[static_cast<size_t>(FirstUse(group))].round;
-  }
+  int RoundOf(const GatherGroup& group) const { return scopes_[FirstUse(group)].round; }
   // Counted among the groups of its round.
   int NumberInRound(size_t group) const {
     int number = 0;
@@ -152,7 +149,7 @@ class Prefetch {
   }
 
   bool MayPrefetch(const GatherGroup& group, int current) const {
-    const int rounds_ahead = RoundOf(group) - scopes_[static_cast<size_t>(current)].round;
+    const int rounds_ahead = RoundOf(group) - scopes_[current].round;
     if (rounds_ahead > 1 || (rounds_ahead == 1 && NumberInRound(next_) >= ahead_max_)) return false;
     int64_t units_ahead = 0, elements_ahead = 0, live = 0;
     for (int i : live_) {

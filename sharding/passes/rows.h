@@ -1,5 +1,5 @@
-// The rows of a table, in one fixed order, from what has been decided. First what stays from step to
-// step, then what shares memory by lifetime, then what operations hand on.
+// The rows of a table, in one fixed order, from what has been decided, and their places. First what
+// stays from step to step, then what shares memory by lifetime, then what operations hand on.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@
 #include "ebb/sharding/passes/reduction.h"
 #include "ebb/sharding/passes/residency.h"
 #include "ebb/sharding/placement.h"
-#include "ebb/sharding/program/table.h"
 #include "ebb/sharding/scopes.h"
+#include "ebb/sharding/table.h"
 
 namespace ebb::sharding {
 
@@ -49,6 +49,10 @@ Table RowsOf(const RowInputs& inputs);
 void AddStateRows(const RowInputs& in, Table& table);
 void AddSharedRows(const RowInputs& in, Table& table);
 void AddStagingRows(const RowInputs& in, Table& table);
+
+// Fills in the places of all extents, and the bytes of the pools. Reads the rows alone: in each pool
+// first the arrays that share memory by lifetime, then the others, end to end.
+void Allocate(Table& table);
 
 // The placement that a table was made of.
 StatePlacement PlacementOf(const Table& table);

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "ebb/sharding/passes/boundaries.h"
+#include "ebb/sharding/passes/pool.h"
 #include "ebb/sharding/passes/rows.h"
 
 namespace ebb::sharding {
@@ -61,7 +62,7 @@ void AddSecondary(const RowInputs& in, Table& table) {
   if (!d.has_secondary()) return;
   std::vector<bool> fills(in.layout->units.size(), false);
   for (const ResidencyInterval& interval : in.residency->intervals) {
-    if (interval.fills_secondary) fills[static_cast<size_t>(interval.unit)] = true;
+    if (interval.fills_secondary) fills[interval.unit] = true;
   }
   for (int unit = 0; unit < table.units; ++unit) {
     for (const bool trainable : {true, false}) {
@@ -71,7 +72,7 @@ void AddSecondary(const RowInputs& in, Table& table) {
                    .trainable = trainable,
                    .dtype = d.compute_of(unit),
                    .spread = Spread::kSecondarySlice,
-                   .elements = fills[static_cast<size_t>(unit)] ? d.SecondaryShard(section) : 0},
+                   .elements = fills[unit] ? d.SecondaryShard(section) : 0},
                   table);
     }
   }
@@ -84,20 +85,20 @@ void AddGradients(const RowInputs& in, Table& table) {
   std::vector<Array> whole(static_cast<size_t>(keys));
   const std::vector<bool> takes_gradients = VisitsWithGradients(*in.model);
   for (int visit = 0; visit < table.visits; ++visit) {
-    const int unit = static_cast<int>(in.model->forward[static_cast<size_t>(visit)].unit);
-    Array& row = whole[static_cast<size_t>(GradientKey(d, {.visit = visit, .unit = unit}))];
+    const int unit = static_cast<int>(in.model->forward[visit].unit);
+    Array& row = whole[GradientKey(d, {.visit = visit, .unit = unit})];
     row.dtype = d.gradient_of(unit);
-    if (GradientIsShard(d, in.placement->units[static_cast<size_t>(unit)].gradient, unit)) {
+    if (GradientIsShard(d, in.placement->units[unit].gradient, unit)) {
       row.same_as = shards + unit;
-    } else if (takes_gradients[static_cast<size_t>(visit)]) {
+    } else if (takes_gradients[visit]) {
       row.elements = SectionOf(*in.layout, unit, /*trainable=*/true).elements;
     }
   }
   for (int key = 0; key < keys; ++key) {
-    Array& row = whole[static_cast<size_t>(key)];
+    Array& row = whole[key];
     row.purpose = Purpose::kGradient;
     row.of = key;
-    AddShared(row, in.reduction->lifetimes[static_cast<size_t>(key)], table);
+    AddShared(row, in.reduction->lifetimes[key], table);
   }
   for (int unit = 0; unit < table.units; ++unit) {
     const Section& section = SectionOf(*in.layout, unit, /*trainable=*/true);
@@ -107,7 +108,7 @@ void AddGradients(const RowInputs& in, Table& table) {
                .dtype = d.shard_dtype(unit),
                .spread = d.stage == 0 ? Spread::kWhole : Spread::kSlice,
                .elements = elements});
-    const Tier tier = in.placement->units[static_cast<size_t>(unit)].gradient;
+    const Tier tier = in.placement->units[unit].gradient;
     if (elements > 0) table.AddExtent({.begin = 0, .end = elements, .place = {.tier = tier}});
   }
 }
@@ -143,13 +144,12 @@ void BoundaryLives::Find(std::vector<BoundaryUse> uses, const std::vector<bool>&
     const PlannedScope& scope = scopes_[s];
     if (s > 0 && scope.round != scopes_[s - 1].round) uses = UsesInRound(scopes_, s, visits_);
     const int input = scope.visit - 1;
-    const bool comes_back = input >= 0 && leaves[static_cast<size_t>(input)] &&
-                            scope.kind() != ScopeKind::kForward &&
-                            uses[static_cast<size_t>(input)].again == static_cast<int>(s);
+    const bool comes_back = input >= 0 && leaves[input] && scope.kind() != ScopeKind::kForward &&
+                            uses[input].again == static_cast<int>(s);
     if (comes_back) {
-      std::vector<Lifetime>& lives = outputs_[static_cast<size_t>(input)];
-      const int reader = uses[static_cast<size_t>(input)].reader;
-      lives.back().end = scopes_[static_cast<size_t>(reader)].close_tick + kBoundaryAhead;
+      std::vector<Lifetime>& lives = outputs_[input];
+      const int reader = uses[input].reader;
+      lives.back().end = scopes_[reader].close_tick + kBoundaryAhead;
       lives.push_back({scope.open_tick - kBoundaryAhead, scope.close_tick});
     } else {
       Extend(outputs_, input, scope, /*begins=*/false);
@@ -165,7 +165,7 @@ void BoundaryLives::Find(std::vector<BoundaryUse> uses, const std::vector<bool>&
 
 void BoundaryLives::Extend(Lives& of, int visit, const PlannedScope& scope, bool begins) const {
   if (visit < 0 || visit + 1 >= visits_) return;
-  std::vector<Lifetime>& lives = of[static_cast<size_t>(visit)];
+  std::vector<Lifetime>& lives = of[visit];
   if (begins) {
     lives.push_back({scope.open_tick, scope.close_tick});
   } else if (!lives.empty()) {
@@ -179,8 +179,8 @@ void AddBoundaries(const RowInputs& in, Table& table) {
   int64_t largest = 0;
   std::vector<int64_t> turn_bytes(static_cast<size_t>(table.visits), 0);
   for (int visit = 0; visit + 1 < table.visits; ++visit) {
-    int64_t& bytes = turn_bytes[static_cast<size_t>(visit)];
-    bytes = PoolAligned(in.model->forward[static_cast<size_t>(visit)].output_bytes);
+    int64_t& bytes = turn_bytes[visit];
+    bytes = PoolAligned(in.model->forward[visit].output_bytes);
     largest = std::max(largest, bytes);
   }
   if (largest == 0) return;

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "ebb/sharding/norm_records.h"
+#include "ebb/sharding/passes/pool.h"
 #include "ebb/sharding/passes/rows.h"
 
 namespace ebb::sharding {
@@ -74,12 +75,12 @@ void StagingRows::OnDevice() {
   for (const std::vector<int>& group : in_.reduction->groups) {
     int64_t whole = 0, slices = 0;
     for (int s : group) {
-      const int unit = (*in_.scopes)[static_cast<size_t>(s)].unit;
+      const int unit = (*in_.scopes)[s].unit;
       const Section& section = SectionOf(*in_.layout, unit, /*trainable=*/true);
       whole += PoolAligned(section.elements * SizeOf(d_.reduced(unit)));
       slices += PoolAligned(section.shard * SizeOf(d_.communication_of(unit)));
     }
-    const int first = (*in_.scopes)[static_cast<size_t>(group.front())].unit;
+    const int first = (*in_.scopes)[group.front()].unit;
     sent = std::max(sent, whole);
     if (d_.casts(first)) cast = std::max(cast, whole);
     if (d_.rounds_slices(first)) rounded = std::max(rounded, slices);
@@ -108,9 +109,9 @@ void StagingRows::InHostMemory() {
   for (const std::vector<int>& group : in_.reduction->groups) {
     int64_t bytes = 0;
     for (int s : group) {
-      const int unit = (*in_.scopes)[static_cast<size_t>(s)].unit;
-      const Tier gradient = in_.placement->units[static_cast<size_t>(unit)].gradient;
-      if (gradient != Tier::kDevice && d_.accumulates[static_cast<size_t>(unit)])
+      const int unit = (*in_.scopes)[s].unit;
+      const Tier gradient = in_.placement->units[unit].gradient;
+      if (gradient != Tier::kDevice && d_.accumulates[unit])
         bytes += PoolAligned(SectionOf(*in_.layout, unit, /*trainable=*/true).shard *
                              SizeOf(d_.communication_of(unit)));
     }
@@ -120,7 +121,7 @@ void StagingRows::InHostMemory() {
   int64_t gradient = 0, output = 0;
   for (const Array& row : table_.rows) {
     if (row.elements == 0) continue;
-    const Tier tier = table_.extents[static_cast<size_t>(row.first_extent)].place.tier;
+    const Tier tier = table_.extents[row.first_extent].place.tier;
     if (row.purpose == Purpose::kGradientShard && tier == Tier::kNvme)
       gradient = std::max(gradient, SwapAligned(row.bytes()));
     if (row.purpose == Purpose::kOutputAway && tier == Tier::kNvme)
@@ -146,7 +147,7 @@ void StagingRows::AddParameterSlots() {
       if (group.from_secondary) continue;
       int64_t bytes = 0;
       for (int interval : group.intervals)
-        bytes += SwapBytes(table_, residency->intervals[static_cast<size_t>(interval)].unit);
+        bytes += SwapBytes(table_, residency->intervals[interval].unit);
       slot_bytes = std::max(slot_bytes, bytes);
       reads += bytes > 0 && residency == in_.residency ? 1 : 0;
     }
@@ -168,7 +169,7 @@ void StagingRows::AddMasterSlots() {
   std::vector<int> of_group(in_.residency->groups.size(), 0);
   int64_t largest = 0;
   for (int u = 0; u < table_.units; ++u) {
-    const LastGather& gather = gathers[static_cast<size_t>(u)];
+    const LastGather& gather = gathers[u];
     if (!gather.may_share) continue;
     Shared unit{.group = gather.group, .updated = gather.updated};
     for (const SubGroup& group : table_.SubGroupsOf(u)) {
@@ -177,7 +178,7 @@ void StagingRows::AddMasterSlots() {
       ++unit.sub_groups;
     }
     if (unit.sub_groups == 0) continue;
-    of_group[static_cast<size_t>(unit.group)] += unit.sub_groups;
+    of_group[unit.group] += unit.sub_groups;
     shared.push_back(unit);
   }
   if (shared.empty()) return;
@@ -186,13 +187,13 @@ void StagingRows::AddMasterSlots() {
   int count = 0;
   for (size_t i = 0; i < shared.size(); ++i) {
     const int group = shared[i].group;
-    const int issue = in_.residency->groups[static_cast<size_t>(group)].issue;
+    const int issue = in_.residency->groups[group].issue;
     int live = 0;
     size_t next = 0;
     for (; next < shared.size() && shared[next].group <= group; ++next) {
       if (shared[next].updated >= issue) live += shared[next].sub_groups;
     }
-    if (next < shared.size()) live += of_group[static_cast<size_t>(shared[next].group)];
+    if (next < shared.size()) live += of_group[shared[next].group];
     count = std::max(count, live);
   }
   const int row = table_.Find(Purpose::kParameterSlot);
@@ -209,11 +210,10 @@ void StagingRows::AddMasterSlots() {
 WorkNeeds StagingRows::NeedsOf(bool on_host) const {
   WorkNeeds needs;
   for (const SubGroup& group : table_.sub_groups) {
-    const Tier gradient = in_.placement->units[static_cast<size_t>(group.unit)].gradient,
+    const Tier gradient = in_.placement->units[group.unit].gradient,
                parameter = ParameterTierOf(table_, group);
     // Carried updates leave parameters in the slots that gathers read from.
-    const bool swaps_parameter =
-        parameter == Tier::kNvme && !d_.carried[static_cast<size_t>(group.unit)];
+    const bool swaps_parameter = parameter == Tier::kNvme && !d_.carried[group.unit];
     if (group.tier == Tier::kDevice) {
       needs.gradient |= on_host ? gradient == Tier::kNvme : gradient != Tier::kDevice;
       needs.parameter |= on_host ? swaps_parameter : parameter != Tier::kDevice;

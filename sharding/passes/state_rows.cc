@@ -7,9 +7,9 @@ namespace {
 void AddParameters(const RowInputs& in, Table& table) {
   const Decisions& d = *in.decisions;
   for (int unit = 0; unit < table.units; ++unit) {
-    const UnitLayout& layout = in.layout->units[static_cast<size_t>(unit)];
-    const UnitPlacement& placement = in.placement->units[static_cast<size_t>(unit)];
-    const bool whole = d.kept_whole[static_cast<size_t>(unit)];
+    const UnitLayout& layout = in.layout->units[unit];
+    const UnitPlacement& placement = in.placement->units[unit];
+    const bool whole = d.kept_whole[unit];
     for (const bool trainable : {true, false}) {
       const Section& section = trainable ? layout.trainable : layout.frozen;
       const int64_t elements = whole ? section.elements : section.shard;
@@ -45,7 +45,7 @@ void AddStateRows(const RowInputs& in, Table& table) {
   table.first_sub_groups.push_back(static_cast<int>(table.sub_groups.size()));
   AddParameters(in, table);
   const auto updated = [&](Purpose purpose, int unit) {
-    const Section& section = in.layout->units[static_cast<size_t>(unit)].trainable;
+    const Section& section = in.layout->units[unit].trainable;
     return Array{.purpose = purpose,
                  .of = unit,
                  .dtype = DType::kFloat32,
@@ -76,7 +76,7 @@ StatePlacement PlacementOf(const Table& table) {
   StatePlacement placement{.units = std::vector<UnitPlacement>(static_cast<size_t>(table.units)),
                            .sub_groups = table.sub_groups};
   for (int unit = 0; unit < table.units; ++unit) {
-    UnitPlacement& of = placement.units[static_cast<size_t>(unit)];
+    UnitPlacement& of = placement.units[unit];
     of.first_sub_group = table.FirstSubGroupOf(unit);
     of.sub_groups = static_cast<int>(table.SubGroupsOf(unit).size());
     of.gradient = table.TierOf(table.Find(Purpose::kGradientShard, unit));

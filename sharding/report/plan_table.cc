@@ -52,7 +52,7 @@ class Waits {
   // A line holds as many as fit.
   std::vector<std::string> OfOperation(int operation) const {
     for (const Fragment& fragment : fragments_) {
-      const int index = fragment.instruction_of[static_cast<size_t>(operation)];
+      const int index = fragment.instruction_of[operation];
       if (index >= 0) return Lines(fragment, index);
     }
     return {};
@@ -66,16 +66,15 @@ class Waits {
     const Fragment& fragment = fragments_.front();
     const int kernels = fragment.moments[moment].kernels;
     if (kernels < 0) return std::nullopt;
-    return Kernels{fragment.instructions[static_cast<size_t>(kernels)].scope,
-                   Lines(fragment, kernels)};
+    return Kernels{fragment.instructions[kernels].scope, Lines(fragment, kernels)};
   }
 
  private:
   std::vector<std::string> Lines(const Fragment& fragment, int index) const {
-    const Instruction& instruction = fragment.instructions[static_cast<size_t>(index)];
+    const Instruction& instruction = fragment.instructions[index];
     std::vector<std::string> waits;
     for (int wait : instruction.waits) {
-      const Instruction& other = fragment.instructions[static_cast<size_t>(wait)];
+      const Instruction& other = fragment.instructions[wait];
       waits.push_back(other.scope >= 0       ? ScopeName(plan_, other.scope)
                       : other.operation >= 0 ? absl::StrCat("#", other.operation)
                                              : std::string(Name(other.code)));
@@ -121,7 +120,7 @@ std::string Address(const Plan& plan, const Operation& operation, size_t p) {
     case OperationKind::kUpload:
     case OperationKind::kDownload:
     case OperationKind::kWrite:
-      return Address(operation.moves.front().to);
+      return Address(operation.moves().front().to);
     default: {
       const bool reads = operation.kind == OperationKind::kReduce ||
                          operation.kind == OperationKind::kAllReduce ||

@@ -19,11 +19,10 @@ int LastOf(const StepClock& clock, int step) {
   int last = kNone;
   bool computes = false;
   for (int number = clock.first(step); number < clock.first(step + 1); ++number) {
-    const auto& clocked = clock.clocked()[static_cast<size_t>(number)];
+    const auto& clocked = clock.clocked()[number];
     const bool is_compute = clock.InstructionOf(clocked).stream == StreamId::kCompute;
     if (computes && !is_compute) continue;
-    if (is_compute == computes && last != kNone &&
-        clocked.end < clock.clocked()[static_cast<size_t>(last)].end)
+    if (is_compute == computes && last != kNone && clocked.end < clock.clocked()[last].end)
       continue;
     last = number;
     computes = is_compute;
@@ -33,11 +32,9 @@ int LastOf(const StepClock& clock, int step) {
 
 // The critical path from the end of `last` back to `from`.
 void AddCritical(const StepClock& clock, int last, double from, StepSeconds& seconds) {
-  const auto end_of = [&](int number) {
-    return number == kNone ? 0 : clock.clocked()[static_cast<size_t>(number)].end;
-  };
+  const auto end_of = [&](int number) { return number == kNone ? 0 : clock.clocked()[number].end; };
   for (int number = last; number != kNone && end_of(number) > from;) {
-    const ClockedInstruction& clocked = clock.clocked()[static_cast<size_t>(number)];
+    const ClockedInstruction& clocked = clock.clocked()[number];
     const double since = std::max(clocked.since, from), alone = clocked.end - since;
     seconds.lines[clock.InstructionOf(clocked).ends] += alone;
     for (size_t r = 0; r < kResources && alone > 0; ++r)
@@ -52,7 +49,7 @@ void AddBusy(const StepClock& clock, const Amounts& rates, int begin, int end,
              StepSeconds& seconds) {
   std::array<double, kLines> until = {};
   for (int number = clock.first(begin); number < clock.first(end); ++number) {
-    const ClockedInstruction& clocked = clock.clocked()[static_cast<size_t>(number)];
+    const ClockedInstruction& clocked = clock.clocked()[number];
     const MachineCost& cost = clock.CostOf(clocked);
     const Line line = clock.InstructionOf(clocked).ends;
     seconds.lines[line] += clocked.end - std::max(clocked.since, until[line]);
@@ -78,8 +75,8 @@ Simulated ResultOf(const StepClock& clock, const Amounts& rates, int steps) {
   const int before = steps / 2 - 1, after = steps - 2, count = after - before;
   const int last = LastOf(clock, after), first = LastOf(clock, before);
   if (last == kNone) return result;
-  const double from = clock.clocked()[static_cast<size_t>(first)].end;
-  result.seconds_per_step = (clock.clocked()[static_cast<size_t>(last)].end - from) / count;
+  const double from = clock.clocked()[first].end;
+  result.seconds_per_step = (clock.clocked()[last].end - from) / count;
   AddCritical(clock, last, from, result.critical);
   AddBusy(clock, rates, before + 1, after + 1, result.busy);
   for (StepSeconds* sums : {&result.busy, &result.critical}) {

@@ -82,7 +82,7 @@ void StepClock::BeginStep() {
   caller_.next = 0;
   for (int64_t pair = control_.sums(); pair < control_.walk_sums(); pair += 2) {
     frontier_.ForEachUse(static_cast<int>(pair) + caller_.step % 2,
-                         [this](int event) { HoldCaller(newest_[static_cast<size_t>(event)]); });
+                         [this](int event) { HoldCaller(newest_[event]); });
   }
 }
 
@@ -102,17 +102,17 @@ void StepClock::Issue() {
       {.step = caller_.step, .instruction = static_cast<int>(index), .begin_cause = caller_.cause});
   progress_.emplace_back();
   for (int wait : instruction.waits) {
-    const int event = of.events[static_cast<size_t>(wait)][parity];
+    const int event = of.events[wait][parity];
     frontier_.Follow(instruction.starts, event);
-    Await(number, newest_[static_cast<size_t>(event)]);
+    Await(number, newest_[event]);
   }
   frontier_.Enter(instruction.starts, instruction.enters, static_cast<int>(parity),
-                  [&](int event) { Await(number, newest_[static_cast<size_t>(event)]); });
+                  [&](int event) { Await(number, newest_[event]); });
   const int event = of.events[index][parity];
   frontier_.Issue(instruction.starts, instruction.ends, event);
   if (event != kNone) {
     frontier_.Leave(instruction.leaves, static_cast<int>(parity), event);
-    newest_[static_cast<size_t>(event)] = number;
+    newest_[event] = number;
   }
   starts_[instruction.starts].numbers.push_back(number);
   ends_[instruction.ends].numbers.push_back(number);
@@ -209,7 +209,7 @@ void StepClock::End(int number) {
     }
   }
   for (int waiter = of.first_waiter; waiter != kNone;) {
-    const Waiter& waits = waiters_[static_cast<size_t>(waiter)];
+    const Waiter& waits = waiters_[waiter];
     At(waits.number).begin_cause = number;
     if (--ProgressOf(waits.number).awaited == 0) Look(InstructionOf(waits.number).starts);
     waiter = waits.next;
@@ -238,7 +238,7 @@ void StepClock::Advance(double to) {
   size_t kept = 0;
   for (size_t i = 0; i < moving_.size(); ++i) {
     Moving each = moving_[i];
-    At(each.number).limited[static_cast<size_t>(shares_[i].limit)] += passed;
+    At(each.number).limited[shares_[i].limit] += passed;
     if (now_ + each.left / shares_[i].speed <= to) {
       over_.push_back(each.number);
       continue;

@@ -56,13 +56,13 @@ class StepClock {
   // In the order in which they were issued; [first(n), first(n + 1)) are of step n.
   const std::vector<ClockedInstruction>& clocked() const { return clocked_; }
   int first(int step) const {
-    return step == steps_ ? static_cast<int>(clocked_.size()) : first_[static_cast<size_t>(step)];
+    return step == steps_ ? static_cast<int>(clocked_.size()) : first_[step];
   }
   const Instruction& InstructionOf(const ClockedInstruction& of) const {
-    return Of(of.step).fragment->instructions[static_cast<size_t>(of.instruction)];
+    return Of(of.step).fragment->instructions[of.instruction];
   }
   const MachineCost& CostOf(const ClockedInstruction& of) const {
-    return Of(of.step).costs[static_cast<size_t>(of.instruction)];
+    return Of(of.step).costs[of.instruction];
   }
 
  private:
@@ -114,8 +114,8 @@ class StepClock {
   };
 
   const FragmentCosts& Of(int step) const { return of_[step == 0 ? 0 : 1]; }
-  ClockedInstruction& At(int number) { return clocked_[static_cast<size_t>(number)]; }
-  Progress& ProgressOf(int number) { return progress_[static_cast<size_t>(number)]; }
+  ClockedInstruction& At(int number) { return clocked_[number]; }
+  Progress& ProgressOf(int number) { return progress_[number]; }
   const Instruction& InstructionOf(int number) { return InstructionOf(At(number)); }
 
   // The caller, as far as its next wait.

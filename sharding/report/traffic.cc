@@ -21,7 +21,7 @@ std::vector<TrafficRow> PredictTraffic(const Plan& plan, bool carrying, int roun
     for (const Operation& operation : operations) {
       if (operation.condition == (carrying ? Condition::kNotCarrying : Condition::kCarrying))
         continue;
-      for (const Move& move : operation.moves) {
+      for (const Move move : operation.moves()) {
         const TrafficRow of_move = RowOf(move);
         TrafficRow& row = rows[{of_move.state, of_move.tier, of_move.direction}];
         const uint64_t before = row.predicted_bytes;

@@ -267,7 +267,7 @@ TEST_P(EvaluationTest, WithEngineOwnedBoundariesKeepsToOrderAndMicroBatches) {
   Config config = ConfigFor(GetParam());
   RunOn(GetParam(), model, config, [&](Engine& engine, ScriptedTrainer& trainer) {
     const sharding::Table& table = engine.program().plan().table;
-    const int most = table[table.Find(sharding::Purpose::kWalkOutputs)].turns / 2;
+    const int most = MicroBatchesOfWalk(table);
     EXPECT_GE(most, 1);
     const absl::Status many = engine.BeginEvaluation(most + 1).Finish().status();
     EXPECT_THAT(many,

@@ -307,10 +307,10 @@ TEST(OffloadedTimeline, ReadsUpdatesAndWritesOverlapEachOtherAndCompute) {
                          {.optimizer = OptimizerSpec{.states = {"momentum"}, .update = update}});
       if (!engine.ok()) return engine.status();
       for (const sharding::Operation& operation : engine->program().plan().operations) {
-        if (operation.moves.empty()) continue;
+        if (operation.moves().empty()) continue;
         const bool write = operation.kind == sharding::OperationKind::kWrite;
         // Reads of gathers and writes of gradient sums are left out.
-        const StateClass state = operation.moves.front().state;
+        const StateClass state = operation.moves().front().state;
         if (write ? state == StateClass::kGradient
                   : operation.stream == sharding::StreamId::kReadParameters &&
                         state != StateClass::kMaster)
@@ -318,7 +318,7 @@ TEST(OffloadedTimeline, ReadsUpdatesAndWritesOverlapEachOtherAndCompute) {
         if (!write && operation.kind != sharding::OperationKind::kRead) continue;
         if (operation.parts[0].unit != (write ? offloaded.written : offloaded.read)) continue;
         const std::lock_guard lock(mutex);
-        for (const sharding::Move& move : operation.moves) {
+        for (const sharding::Move move : operation.moves()) {
           if (move.state != StateClass::kParameter)
             held.emplace(write, write ? move.to.offset : move.from.offset);
         }

@@ -223,7 +223,7 @@ TEST(Interruption, BringsAgainTheDataThatTheRestOfAStepReads) {
       const auto at = static_cast<size_t>(random.Between(1, std::ssize(fragment.moments) - 1));
       // Between scopes, and where no boundary of the engine's is under way.
       const bool is_open = fragment.moments[at - 1].kernels >= 0;
-      const bool has_boundaries = step.table.Find(Purpose::kWalkOutputs) >= 0;
+      const bool has_boundaries = HasBoundaries(step.table);
       if (is_open || has_boundaries) continue;
       const int next = fragment.moments[at].begin;
       CellMemory memory(cells);

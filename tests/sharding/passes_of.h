@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "ebb/sharding/lower/lower_tiers.h"
+#include "ebb/sharding/lower/swap_ins.h"
 #include "tests/status.h"
 
 namespace ebb::sharding {
@@ -26,30 +26,14 @@ struct PassesOf {
            .plan = plan,
            .residency = residency,
            .reduction = reduction},
-        swap_ins(PlanSwapIns(in)),
-        logical(PlanLogical(in, swap_ins)) {}
+        swap_ins(PlanSwapIns(in)) {}
   PassesOf(const PassesOf&) = delete;
-
-  // The operations of all moments, in their order.
-  std::vector<LogicalOp> Operations() const {
-    std::vector<LogicalOp> all;
-    for (const LogicalMoment& moment : logical)
-      all.insert(all.end(), moment.operations.begin(), moment.operations.end());
-    return all;
-  }
-  // The plan with the results of these passes.
-  Plan Lowered() const {
-    Plan lowered = plan;
-    LowerTiers(in, swap_ins, logical).Finish(lowered);
-    return lowered;
-  }
 
   const Plan plan;            // with its own residency and buckets; its pools fit these
   const Residency residency;  // each unit alone, one ahead
   const Reduction reduction;  // each alone
   const PassInputs in;
   const SwapIns swap_ins;
-  const std::vector<LogicalMoment> logical;
 
  private:
   static Plan Planned(const PlanInputs& inputs, PlanKind kind) {

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "ebb/sharding/decisions.h"
-#include "ebb/sharding/lower/logical.h"
 #include "ebb/sharding/lower/swap_ins.h"
 #include "ebb/sharding/passes/reduction.h"
 #include "passes_of.h"

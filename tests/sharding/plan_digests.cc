@@ -1,11 +1,9 @@
-// plan_digests FILE [CASES] writes a line for each list of random cases: a hash of all that its
+// plan_digests FILE [CASES] writes a line for each plan of random cases: a hash of all that its
 // instructions say, and of the memory, traffic and time that the planner predicts. Two commits whose
-// files are equal have the same addresses, waits, bytes and simulated times. The last line on the
-// screen is the processor time of the plans alone.
+// files are equal have the same addresses, waits, bytes and simulated times.
 #include <bit>
 #include <cstdint>
 #include <cstdlib>
-#include <ctime>
 #include <fstream>
 #include <iostream>
 #include <string>
@@ -142,20 +140,13 @@ std::string LineOf(const Plan& plan, bool walk) {
   return absl::StrCat(digest.text(), " ", absl::Hex(std::bit_cast<uint64_t>(seconds)));
 }
 
-double ProcessorSeconds() {
-  return static_cast<double>(std::clock()) / CLOCKS_PER_SEC;
-}
-
 int Write(const std::string& path, int cases) {
   std::ofstream file(path);
-  double planning = 0;
   for (int number = 1; number <= cases; ++number) {
     const RandomCase random_case = CaseOf(number);
-    const double begin = ProcessorSeconds();
     std::vector<Variant> variants = Variants(random_case);
     if (absl::StatusOr<Plan> drain = PlanDrain(random_case.inputs()); drain.ok())
       variants.push_back({*std::move(drain), true});
-    planning += ProcessorSeconds() - begin;
     for (size_t v = 0; v < variants.size(); ++v)
       file << number << '.' << v << ' ' << LineOf(variants[v].plan, variants[v].walk) << '\n';
     Digest bytes, state;
@@ -164,7 +155,6 @@ int Write(const std::string& path, int cases) {
     AddState(variants.front().plan, state);
     file << number << ' ' << bytes.text() << ' ' << state.text() << '\n';
   }
-  std::cout << "plans took " << planning << " s of a processor\n";
   return file.good() ? 0 : 1;
 }
 

@@ -33,9 +33,9 @@ TEST(PlanLaws, MovesGoFromTierToTierAndTransfersAreAligned) {
     for (const Variant& variant : Variants(random_case)) {
       for (const Operation& operation : variant.plan.operations) {
         const auto way = ways.find(operation.kind);
-        ASSERT_EQ(way == ways.end(), operation.moves.empty());
+        ASSERT_EQ(way == ways.end(), operation.moves().empty());
         int64_t bytes = 0;
-        for (const Move& move : operation.moves) {
+        for (const Move move : operation.moves()) {
           ASSERT_EQ(move.from.tier, way->second.first);
           ASSERT_EQ(move.to.tier, way->second.second);
           ASSERT_GT(move.bytes, 0);

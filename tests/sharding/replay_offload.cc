@@ -172,7 +172,7 @@ void Replay::UseStaging(int thing, int unit, Tier here) {
 void Replay::Move(int thing, const Operation& operation) {
   if (operation.kind == OperationKind::kDownload && operation.parts.front().scope >= 0)
     return Land(thing, operation);
-  for (const sharding::Move& move : operation.moves)
+  for (const sharding::Move move : operation.moves())
     memory_.Copy(thing, RangeOf(move.from, move.bytes), RangeOf(move.to, move.bytes));
 }
 
@@ -180,7 +180,8 @@ void Replay::Move(int thing, const Operation& operation) {
 void Replay::Land(int thing, const Operation& operation) {
   const Operation* const reduction = ReductionOf(operation);
   if (reduction == nullptr) return Fail("a landing without its reduction");
-  if (operation.moves.size() != operation.parts.size()) return Fail("a landing without its moves");
+  if (operation.moves().size() != operation.parts.size())
+    return Fail("a landing without its moves");
   size_t landed = 0;
   // Slices of shards in host memory land together, each of a shard on NVMe alone.
   const Tier tier = GradientTier(operation.parts.front().unit);
@@ -188,7 +189,7 @@ void Replay::Land(int thing, const Operation& operation) {
     if (GradientTier(part.unit) != tier) continue;
     if (tier == Tier::kNvme && part.scope != operation.parts.front().scope) continue;
     if (landed == operation.parts.size()) return Fail("a landing leaves out a part");
-    const sharding::Move& move = operation.moves[landed];
+    const sharding::Move move = operation.moves()[landed];
     if (operation.parts[landed++].scope != part.scope) return Fail("a landing of other parts");
     const Content slice = GradientOf(Content::kReducedSlice, part.scope);
     memory_.Read(thing, RangeOf(move.from, move.bytes), slice);

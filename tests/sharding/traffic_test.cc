@@ -129,7 +129,7 @@ Rows Formula(const Plan& plan, bool carrying) {
     for (const Operation& operation : plan.operations) {
       if (operation.kind != OperationKind::kWrite || operation.condition != Condition::kAlways)
         continue;
-      for (const Move& move : operation.moves) {
+      for (const Move move : operation.moves()) {
         const int64_t at = move.from.offset - first;
         if (move.state == kParameter && at >= 0 && at < bytes)
           table[{kParameter, Tier::kNvme, kUp}] -= move.bytes;

@@ -24,7 +24,7 @@ int TasksMax(const sharding::Plan* plan, StreamId id) {
     const sharding::Operation& operation = plan->operations[i];
     if (operation.stream != id) continue;
     constexpr size_t kOwn = 4;  // begin, work, a look at a collective's failure, end
-    tasks += kOwn + sharding::kLines + operation.moves.size() + operation.parts.size();
+    tasks += kOwn + sharding::kLines + operation.moves().size() + operation.parts.size();
     if (operation.kind == sharding::OperationKind::kFillSecondary)
       tasks += operation.parts.size();  // one copy of the trainable and one of the frozen part
   }

@@ -111,7 +111,7 @@ void Issuer::Issue(LinkedFragment& run, int index, const StepTag& step, MovedByt
   if (counted != nullptr && instruction.operation >= 0) {
     const sharding::Operation& operation =
         run.plan().operations[static_cast<size_t>(instruction.operation)];
-    for (const sharding::Move& move : operation.moves)
+    for (const sharding::Move move : operation.moves())
       counted->Add(sharding::RowOf(move), move.bytes);
   }
   core_.observers.End(run, index, step, ends);

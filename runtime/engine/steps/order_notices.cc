@@ -73,7 +73,7 @@ void OrderNotices::Warn(int expected, std::string_view what_came, std::string_vi
 }
 
 bool OrderNotices::OwnsBoundaries() const {
-  return progress_.plan().table.Find(sharding::Purpose::kWalkOutputs) >= 0;
+  return HasBoundaries(progress_.plan().table);
 }
 
 // Before an update uses an incomplete gradient. If boundaries belong to the engine, a scope that

@@ -131,8 +131,7 @@ int64_t Steps::BeginEvaluation(int micro_batches, const EvaluationOptions& optio
   progress_.micro_batches = micro_batches;
   runner_.ChooseWalk();
   const sharding::Table& table = progress_.plan().table;
-  const int boundaries = table.Find(sharding::Purpose::kWalkOutputs);
-  const int most = boundaries < 0 ? micro_batches : table[boundaries].turns / 2;
+  const int most = HasBoundaries(table) ? MicroBatchesOfWalk(table) : micro_batches;
   if (micro_batches < 1 || micro_batches > most) {
     const std::string why = micro_batches < 1
                                 ? "it must be at least 1"

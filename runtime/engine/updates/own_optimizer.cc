@@ -4,7 +4,6 @@
 #include "ebb/runtime/engine/engine_inputs.h"
 #include "ebb/runtime/engine/issue/runnable_plans.h"
 #include "ebb/sharding/interval.h"
-#include "ebb/sharding/plan_facts.h"
 
 namespace ebb {
 

@@ -8,7 +8,6 @@
 #include "ebb/optim/update.h"
 #include "ebb/sharding/interval.h"
 #include "ebb/sharding/layout.h"
-#include "ebb/sharding/plan_facts.h"
 
 namespace ebb {
 

@@ -27,7 +27,7 @@ enum class Purpose : uint8_t {
   kOutputGradient,
   kWalkOutputs,  // of all visits of an evaluation, two turns for each micro-batch
   kOutputAway,   // while it waits below the device
-  // What neighbouring operations hand on, on the device or in host memory.
+  // Handed on between neighbouring operations, on the device or in host memory.
   kSentGradient,  // casts of one bucket
   kRoundedSlice,  // slices of one bucket, rounded to the communication dtype
   kNormScratch,   // of optim::SumOfSquares
@@ -53,7 +53,7 @@ enum class Purpose : uint8_t {
 };
 inline constexpr int kPurposes = static_cast<int>(Purpose::kWorkspace) + 1;
 
-// What there is an array of.
+// There is an array of each of these.
 enum class ArrayOf : uint8_t { kRank, kTier, kUnit, kSection, kVisit, kGradientKey };
 
 struct PurposeFacts {
@@ -102,6 +102,11 @@ enum class Spread : uint8_t {
   kWhole,           // each has all of it
   kSlice,           // equal flat slices, one a rank of the shard group
   kSecondarySlice,  // likewise, one a rank that holds a secondary copy with the others
+};
+
+// Ticks of the plan, both ends included.
+struct Lifetime {
+  int begin = 0, end = 0;
 };
 
 // Elements [begin, end) of this rank's part, in one place.

@@ -1,9 +1,20 @@
-#include "ebb/sharding/lower/logical.h"
-
+// The order of a step's operations: one walk over the opens and closes of its scopes says what may
+// start at each. Gathers come as early as their slot and the prefetch limits allow, reductions with
+// the last gradient of their bucket, early updates when a unit's gradient is final.
+//
+//   open F1     gather 2 | upload 3, gather 3
+//   close B1    reduce bucket 0, update sub-groups 4 and 5, read the states of 6
+//
+// Slots are taken round-robin: an operation is issued after the last use of its slot.
 #include <algorithm>
 #include <set>
 #include <utility>
+#include <vector>
 
+#include "ebb/sharding/lower/lower_boundaries.h"
+#include "ebb/sharding/lower/lower_gathers.h"
+#include "ebb/sharding/lower/lower_reductions.h"
+#include "ebb/sharding/lower/lower_updates.h"
 #include "ebb/sharding/passes/boundaries.h"
 #include "ebb/sharding/passes/rows.h"
 
@@ -22,19 +33,18 @@ std::vector<int> TrainableInForward(const PassInputs& in) {
   return units;
 }
 
-class LogicalPlanner {
+class Emission {
  public:
-  LogicalPlanner(const PassInputs& in, const SwapIns& swap_ins);
+  Emission(const PassInputs& in, const SwapIns& swap_ins);
 
-  std::vector<LogicalMoment> Run();
+  PlanWriter Run();
 
  private:
   void WalkScopes();
   void Drain();
   void Finish();
   void BeginMoment(Moment::Kind kind, int scope);
-  void Issue(LogicalOp operation) { moments_.back().operations.push_back(std::move(operation)); }
-
+  void Mark();
   void Gather(int tick);
   void ReadParameters();  // as far as gathers and updates have left slots
   bool MayRead(const SwapIn& swap_in) const;
@@ -49,7 +59,7 @@ class LogicalPlanner {
   void UpdateRest();
   void TakeParameterNorms();
 
-  bool IsCarried(int unit) const { return swap_ins_.carried[static_cast<size_t>(unit)]; }
+  bool IsCarried(int unit) const { return swap_ins_.carried[unit]; }
   auto SubGroupsOf(int unit) const { return in_.plan.table.SubGroupNumbersOf(unit); }
   // At stage 0 every rank updates with all of them.
   bool GathersGradients() const { return d_.stage == 0 && d_.world > 1; }
@@ -57,12 +67,16 @@ class LogicalPlanner {
   const PassInputs& in_;
   const SwapIns& swap_ins_;
   const Decisions& d_;
-  std::vector<LogicalMoment> moments_;
+  PlanWriter writer_;
+  GatherLowering gathers_;
+  BoundaryLowering boundaries_;
+  ReductionLowering reductions_;
+  UpdateLowering updates_;
   int round_ = 0;          // of the newest moment
   size_t next_group_ = 0;  // of gathers
   size_t next_swap_in_ = 0;
   int uploaded_swap_ins_ = 0;
-  BoundaryTicks boundaries_;
+  BoundaryTicks boundary_ticks_;
   std::vector<bool> updated_;  // by unit: its update is issued
   int carried_left_ = 0;       // units to come
   // Sub-groups of early updates, in their order, with states that have been or are being read; and
@@ -72,46 +86,61 @@ class LogicalPlanner {
   std::set<int> ahead_;
 };
 
-LogicalPlanner::LogicalPlanner(const PassInputs& in, const SwapIns& swap_ins)
+Emission::Emission(const PassInputs& in, const SwapIns& swap_ins)
     : in_(in),
       swap_ins_(swap_ins),
       d_(in.plan.decisions),
+      writer_(in.plan),
+      gathers_(in, swap_ins, writer_),
+      boundaries_(in, writer_),
+      reductions_(in, writer_),
+      updates_(in, swap_ins, writer_),
       updated_(in.plan.layout.units.size(), false),
       carried_left_(
           static_cast<int>(std::count(swap_ins.carried.begin(), swap_ins.carried.end(), true))) {}
 
-std::vector<LogicalMoment> LogicalPlanner::Run() {
+PlanWriter Emission::Run() {
   if (in_.kind == PlanKind::kDrain) {
     Drain();
   } else {
     WalkScopes();
     Finish();
   }
-  return std::move(moments_);
+  return std::move(writer_);
 }
 
-void LogicalPlanner::BeginMoment(Moment::Kind kind, int scope) {
-  moments_.push_back({.kind = kind, .scope = scope});
-  if (scope >= 0) round_ = in_.plan.scopes[static_cast<size_t>(scope)].round;
+// Slots begin anew in every round, so that all in the middle are the same.
+void Emission::BeginMoment(Moment::Kind kind, int scope) {
+  writer_.BeginMoment(kind, scope);
+  if (scope < 0 || in_.plan.scopes[scope].round == round_) return;
+  round_ = in_.plan.scopes[scope].round;
+  if (!in_.repeats_round()) return;
+  boundaries_.BeginRound();
+  reductions_.BeginRound();
 }
 
-void LogicalPlanner::Drain() {
+// Outside of scopes a trainer may add to the loss.
+void Emission::Mark() {
+  writer_.operands().AddControl(writer_.operands().sums(), Access::kReadWrite);
+  writer_.Issue({.kind = OperationKind::kMark, .stream = StreamId::kCompute});
+}
+
+void Emission::Drain() {
   BeginMoment(Moment::kBegin, -1);
   for (const SwapIn& swap_in : swap_ins_.reads)
     for (int unit : swap_in.updated) Update(unit);
   BeginMoment(Moment::kFinish, -1);
 }
 
-void LogicalPlanner::WalkScopes() {
+void Emission::WalkScopes() {
   std::vector<bool> leaves;
   for (int visit = 0; visit < in_.plan.table.visits; ++visit)
     leaves.push_back(in_.plan.table.Has(Purpose::kOutputAway, visit));
-  boundaries_ = TicksOfBoundaries(in_.plan.scopes, leaves);
+  boundary_ticks_ = TicksOfBoundaries(in_.plan.scopes, leaves);
   FindEarlyUpdates();
   const std::vector<ScopeTick> ticks = TicksOf(in_.plan.scopes);
-  moments_.reserve(ticks.size() + 2);
   BeginMoment(Moment::kBegin, -1);
-  Issue({.kind = LogicalOp::kMark});
+  Mark();
   ReadParameters();
   ReadStatesAhead();
   Gather(/*tick=*/0);
@@ -123,13 +152,12 @@ void LogicalPlanner::WalkScopes() {
       SendBoundaries(tick);
     }
     BringBoundaries(tick++);
-    const int group = opens ? -1 : in_.reduction.group_of_scope[static_cast<size_t>(scope)];
-    if (group >= 0 && in_.reduction.groups[static_cast<size_t>(group)].back() == scope)
-      Reduce(group);
+    const int group = opens ? -1 : in_.reduction.group_of_scope[scope];
+    if (group >= 0 && in_.reduction.groups[group].back() == scope) Reduce(group);
   }
 }
 
-void LogicalPlanner::Finish() {
+void Emission::Finish() {
   BeginMoment(Moment::kFinish, -1);
   if (in_.kind == PlanKind::kWalk) return Exchange();
   if (d_.holds) HoldNorms();
@@ -138,93 +166,87 @@ void LogicalPlanner::Finish() {
   UpdateRest();
 }
 
-void LogicalPlanner::Gather(int tick) {
+void Emission::Gather(int tick) {
   const std::vector<GatherGroup>& groups = in_.residency.groups;
   for (; next_group_ < groups.size() && groups[next_group_].issue == tick; ++next_group_) {
     const int group = static_cast<int>(next_group_);
     if (!groups[next_group_].from_secondary) {
       const int swap_in = swap_ins_.of_group[next_group_];
       if (swap_in >= 0) ReadParameters();
-      Issue({.kind = LogicalOp::kUploadParameters, .index = group});
+      gathers_.Upload(group);
       if (swap_in >= 0) {
         uploaded_swap_ins_ = swap_in + 1;
         ReadParameters();
       }
     }
-    Issue({.kind = LogicalOp::kGather, .index = group});
+    gathers_.Gather(group);
   }
 }
 
-bool LogicalPlanner::MayRead(const SwapIn& swap_in) const {
+bool Emission::MayRead(const SwapIn& swap_in) const {
   if (swap_in.after >= uploaded_swap_ins_ || swap_in.round > round_ + 1) return false;
   return std::all_of(swap_in.behind.begin(), swap_in.behind.end(),
-                     [&](int unit) { return updated_[static_cast<size_t>(unit)]; });
+                     [&](int unit) { return updated_[unit]; });
 }
 
-void LogicalPlanner::ReadParameters() {
+void Emission::ReadParameters() {
   while (next_swap_in_ < swap_ins_.reads.size() && MayRead(swap_ins_.reads[next_swap_in_])) {
-    const size_t swap_in = next_swap_in_++;
-    Issue({.kind = LogicalOp::kReadParameters, .index = static_cast<int>(swap_in)});
+    const int swap_in = static_cast<int>(next_swap_in_++);
+    gathers_.Read(swap_in);
     for (int unit : swap_ins_.reads[swap_in].updated) Update(unit);
   }
 }
 
 // Boundaries that are needed soon.
-void LogicalPlanner::BringBoundaries(int tick) {
+void Emission::BringBoundaries(int tick) {
   if (d_.activation_tier == Tier::kNvme) {
-    for (int visit : boundaries_.reading[static_cast<size_t>(tick)])
-      Issue({.kind = LogicalOp::kReadBoundary, .index = visit});
+    for (int visit : boundary_ticks_.reading[tick]) boundaries_.Read(visit);
   }
-  for (int visit : boundaries_.coming[static_cast<size_t>(tick)])
-    Issue({.kind = LogicalOp::kBringBoundary, .index = visit});
+  for (int visit : boundary_ticks_.coming[tick]) boundaries_.Bring(visit);
 }
 
 // Boundaries that the closed scope was the last to read.
-void LogicalPlanner::SendBoundaries(int tick) {
-  for (int visit : boundaries_.leaving[static_cast<size_t>(tick)])
-    Issue({.kind = LogicalOp::kSendBoundary, .index = visit});
+void Emission::SendBoundaries(int tick) {
+  for (int visit : boundary_ticks_.leaving[tick]) boundaries_.Send(visit);
 }
 
-void LogicalPlanner::Reduce(int group) {
-  Issue({.kind = LogicalOp::kReduce, .index = group});
+void Emission::Reduce(int group) {
+  reductions_.Reduce(group);
   std::vector<int> complete;
-  for (int scope : in_.reduction.groups[static_cast<size_t>(group)]) {
-    if (in_.reduction.is_last[static_cast<size_t>(scope)])
-      complete.push_back(in_.plan.scopes[static_cast<size_t>(scope)].unit);
+  for (int scope : in_.reduction.groups[group]) {
+    if (in_.reduction.is_last[scope]) complete.push_back(in_.plan.scopes[scope].unit);
   }
-  if (GathersGradients() && !d_.holds && !complete.empty())
-    Issue({.kind = LogicalOp::kGatherGradients, .units = complete});
+  if (GathersGradients() && !d_.holds && !complete.empty()) reductions_.GatherGradients(complete);
   for (int unit : complete)
     if (d_.timing == UpdateTiming::kEarly && !IsCarried(unit)) Update(unit);
   ReadParameters();  // into what updates have left
 }
 
 // Norms of the gradients that the trainer has left in the shards, in the order of the reductions.
-void LogicalPlanner::HoldNorms() {
+void Emission::HoldNorms() {
   std::vector<int> units;
   for (const std::vector<int>& group : in_.reduction.groups) {
     for (int scope : group) {
-      if (in_.reduction.is_first[static_cast<size_t>(scope)])
-        units.push_back(in_.plan.scopes[static_cast<size_t>(scope)].unit);
+      if (in_.reduction.is_first[scope]) units.push_back(in_.plan.scopes[scope].unit);
     }
   }
-  Issue({.kind = LogicalOp::kHeldNorms, .units = units});
-  if (GathersGradients()) Issue({.kind = LogicalOp::kGatherGradients, .units = units});
+  reductions_.HeldNorms(units);
+  if (GathersGradients()) reductions_.GatherGradients(units);
 }
 
-void LogicalPlanner::Exchange() {
-  Issue({.kind = LogicalOp::kMark});
-  Issue({.kind = LogicalOp::kExchange});
+void Emission::Exchange() {
+  Mark();
+  ExchangeRecords(in_.plan, writer_);
 }
 
 // Carried updates come first, in forward; then early ones, in the order in which gradients are
 // final.
-void LogicalPlanner::FindEarlyUpdates() {
+void Emission::FindEarlyUpdates() {
   if (d_.timing != UpdateTiming::kEarly) return;
   for (const std::vector<int>& group : in_.reduction.groups) {
     for (int scope : group) {
-      const int unit = in_.plan.scopes[static_cast<size_t>(scope)].unit;
-      if (!in_.reduction.is_last[static_cast<size_t>(scope)] || IsCarried(unit)) continue;
+      const int unit = in_.plan.scopes[scope].unit;
+      if (!in_.reduction.is_last[scope] || IsCarried(unit)) continue;
       for (const int g : SubGroupsOf(unit)) early_sub_groups_.push_back(g);
     }
   }
@@ -233,42 +255,41 @@ void LogicalPlanner::FindEarlyUpdates() {
 // While a disk would wait for the next gradient, it reads states for the next updates. The
 // sub-group that is updated keeps a slot of its own. Only in steps with early updates: late ones
 // read all they need at once.
-void LogicalPlanner::ReadStatesAhead() {
+void Emission::ReadStatesAhead() {
   while (carried_left_ == 0 && next_early_ < early_sub_groups_.size() &&
          ahead_.size() < kWorkSlots - 1) {
     const int sub_group = early_sub_groups_[next_early_++];
     ahead_.insert(sub_group);
-    Issue({.kind = LogicalOp::kReadStates, .index = sub_group});
+    updates_.ReadStates(sub_group);
   }
 }
 
-void LogicalPlanner::Update(int unit) {
+void Emission::Update(int unit) {
   for (const int g : SubGroupsOf(unit)) {
-    if (ahead_.erase(g) == 0) Issue({.kind = LogicalOp::kReadStates, .index = g});
-    Issue({.kind = LogicalOp::kUpdate, .index = g});
+    if (ahead_.erase(g) == 0) updates_.ReadStates(g);
+    updates_.Update(g);
     if (!IsCarried(unit)) ReadStatesAhead();
   }
-  updated_[static_cast<size_t>(unit)] = true;
+  updated_[unit] = true;
   if (IsCarried(unit) && --carried_left_ == 0) ReadStatesAhead();
 }
 
 // A group of refreshes follows the last update it needs.
-void LogicalPlanner::UpdateRest() {
-  LogicalOp refresh{.kind = LogicalOp::kRefresh};
+void Emission::UpdateRest() {
+  std::vector<int> refreshed;
   int64_t grouped = 0;
   const auto flush = [&] {
-    if (!refresh.units.empty()) Issue(std::exchange(refresh, {.kind = LogicalOp::kRefresh}));
+    if (!refreshed.empty()) gathers_.Refresh(std::exchange(refreshed, {}));
     grouped = 0;
   };
   for (int unit : TrainableInForward(in_)) {
     if (IsCarried(unit)) continue;
-    const int64_t elements = in_.plan.layout.units[static_cast<size_t>(unit)].trainable.elements;
-    const bool refreshes =
-        d_.kept_whole[static_cast<size_t>(unit)] && d_.stage > 0 && d_.shards > 1;
+    const int64_t elements = in_.plan.layout.units[unit].trainable.elements;
+    const bool refreshes = d_.kept_whole[unit] && d_.stage > 0 && d_.shards > 1;
     if (refreshes && grouped > 0 && grouped + elements > in_.group_elements) flush();
-    if (!updated_[static_cast<size_t>(unit)]) Update(unit);
+    if (!updated_[unit]) Update(unit);
     if (!refreshes) continue;
-    refresh.units.push_back(unit);
+    refreshed.push_back(unit);
     grouped += elements;
   }
   flush();
@@ -282,18 +303,18 @@ void LogicalPlanner::UpdateRest() {
 //   host update        n0  n1  n2             u0  u1  u2        n: sums, u: update
 //   reduce                        exchange
 //   write                                         s0  s1  s2
-void LogicalPlanner::TakeParameterNorms() {
+void Emission::TakeParameterNorms() {
   for (int unit : TrainableInForward(in_)) {
-    if (d_.norm_states[static_cast<size_t>(unit)] < 0) continue;
-    for (const int g : SubGroupsOf(unit)) Issue({.kind = LogicalOp::kParameterNorms, .index = g});
+    if (d_.norm_states[unit] < 0) continue;
+    for (const int g : SubGroupsOf(unit)) updates_.TakeNorms(g);
   }
-  Issue({.kind = LogicalOp::kExchangeNorms});
+  ExchangeNorms(in_.plan, writer_);
 }
 
 }  // namespace
 
-std::vector<LogicalMoment> PlanLogical(const PassInputs& in, const SwapIns& swap_ins) {
-  return LogicalPlanner(in, swap_ins).Run();
+PlanWriter Emit(const PassInputs& in, const SwapIns& swap_ins) {
+  return Emission(in, swap_ins).Run();
 }
 
 }  // namespace ebb::sharding

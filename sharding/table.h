@@ -3,18 +3,20 @@
 #pragma once
 
 #include <array>
+#include <cassert>
 #include <cstdint>
 #include <ranges>
 #include <span>
 #include <vector>
 
-#include "ebb/sharding/passes/pool.h"
+#include "ebb/sharding/array.h"
 #include "ebb/sharding/place.h"
 #include "ebb/sharding/placement.h"
-#include "ebb/sharding/program/array.h"
 #include "ebb/sharding/state.h"
 
 namespace ebb::sharding {
+
+struct Operand;
 
 // Bytes of a rank's pools, by tier and class. On NVMe a class has its part of a swap file.
 class PoolBytes {
@@ -38,7 +40,7 @@ struct Table {
   int slices = 1;                         // ranks that each unit is cut over
   int secondary_slices = 0;    // ranks that hold a secondary copy together; 0: there is none
   bool updates_whole = false;  // stage 0: every rank updates all elements of a unit
-  // Of equal blocks the earlier row gets the lower address.
+  // The earlier of two equal blocks gets the lower address.
   std::vector<Array> rows;
   std::vector<Extent> extents;
   std::vector<Lifetime> lifetimes;    // until the rows have places
@@ -63,6 +65,7 @@ struct Table {
     if (key == ArrayOf::kUnit) row = first + state * units + of;
     if (key == ArrayOf::kSection) row = first + 2 * of + (trainable ? 0 : 1);
     if (key == ArrayOf::kVisit || key == ArrayOf::kGradientKey) row = first + of;
+    assert(rows[row].purpose == purpose);
     const int same_as = rows[row].same_as;
     return same_as < 0 ? row : same_as;
   }
@@ -72,7 +75,7 @@ struct Table {
   // Its elements; 0: there is no such array.
   int64_t ElementsOf(Purpose purpose, int of = 0, bool trainable = true) const;
   bool Has(Purpose purpose, int of = 0) const { return ElementsOf(purpose, of) > 0; }
-  const Array& operator[](int row) const { return rows[static_cast<size_t>(row)]; }
+  const Array& operator[](int row) const { return rows[row]; }
 
   std::span<const Extent> ExtentsOf(int row) const;
   std::span<Extent> ExtentsOf(int row);
@@ -93,14 +96,15 @@ struct Table {
   Tier TierOf(int row) const { return PlaceOf(row).tier; }  // of the first element
 
   std::span<const SubGroup> SubGroupsOf(int unit) const;
-  friend bool operator==(const Table& a, const Table& b) {
-    return a.rows == b.rows && a.extents == b.extents && a.sub_groups == b.sub_groups &&
-           a.first_sub_groups == b.first_sub_groups && a.bytes == b.bytes;
-  }
-  int FirstSubGroupOf(int unit) const { return first_sub_groups[static_cast<size_t>(unit)]; }
+  int FirstSubGroupOf(int unit) const { return first_sub_groups[unit]; }
   // The unit's numbers in `sub_groups`.
   auto SubGroupNumbersOf(int unit) const {
     return std::views::iota(FirstSubGroupOf(unit), FirstSubGroupOf(unit + 1));
+  }
+
+  friend bool operator==(const Table& a, const Table& b) {
+    return a.rows == b.rows && a.extents == b.extents && a.sub_groups == b.sub_groups &&
+           a.first_sub_groups == b.first_sub_groups && a.bytes == b.bytes;
   }
 
  private:
@@ -110,6 +114,14 @@ struct Table {
   };
   std::array<First, kPurposes> first_ = {};
 };
+
+// The engine keeps boundary activations. An evaluation holds so many micro-batches of them in a walk.
+inline bool HasBoundaries(const Table& table) {
+  return table.Find(Purpose::kWalkOutputs) >= 0;
+}
+inline int MicroBatchesOfWalk(const Table& table) {
+  return table[table.Find(Purpose::kWalkOutputs)].turns / 2;
+}
 
 // Gives out the turns of a ring, one after the other.
 class TurnCursor {
@@ -132,6 +144,8 @@ inline int WholeRow(const Table& table, int unit, bool trainable) {
 // The row that a gather of the section reads: parameters on the device, or whole memory into which
 // slices from below are uploaded.
 int GatheredFrom(const Table& table, int unit, bool trainable);
+// Operands of an all-gather of the unit from all its slices.
+void AddGather(const Table& table, int unit, std::vector<Operand>& operands);
 // Bytes of the swap file that a gather of the unit reads.
 int64_t SwapBytes(const Table& table, int unit);
 // Which units share memory of the gather pool. A unit's whole parameters have one address, and other

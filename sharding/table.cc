@@ -1,8 +1,10 @@
-#include "ebb/sharding/program/table.h"
+#include "ebb/sharding/table.h"
 
 #include <algorithm>
 #include <numeric>
 #include <utility>
+
+#include "ebb/sharding/operands.h"
 
 namespace ebb::sharding {
 
@@ -22,17 +24,17 @@ Array& Table::Add(const Array& row) {
 
 int64_t Table::ElementsOf(Purpose purpose, int of, bool trainable) const {
   const int row = Find(purpose, of, trainable);
-  return row < 0 ? 0 : rows[static_cast<size_t>(row)].elements;
+  return row < 0 ? 0 : rows[row].elements;
 }
 
 std::span<const Extent> Table::ExtentsOf(int row) const {
-  const Array& of = rows[static_cast<size_t>(row)];
+  const Array& of = rows[row];
   return std::span(extents).subspan(static_cast<size_t>(of.first_extent),
                                     static_cast<size_t>(of.extents));
 }
 
 std::span<Extent> Table::ExtentsOf(int row) {
-  const Array& of = rows[static_cast<size_t>(row)];
+  const Array& of = rows[row];
   return std::span(extents).subspan(static_cast<size_t>(of.first_extent),
                                     static_cast<size_t>(of.extents));
 }
@@ -44,27 +46,26 @@ const Extent& Table::ExtentOf(int row, int64_t element) const {
 }
 
 std::span<const Lifetime> Table::LifetimesOf(int row) const {
-  const Array& of = rows[static_cast<size_t>(row)];
+  const Array& of = rows[row];
   return std::span(lifetimes).subspan(static_cast<size_t>(of.first_lifetime),
                                       static_cast<size_t>(of.lifetimes));
 }
 
 Place Table::PlaceOf(int row, int64_t element) const {
-  if (row < 0 || rows[static_cast<size_t>(row)].elements == 0) return {};
-  const Array& of = rows[static_cast<size_t>(row)];
-  const Extent& extent =
-      of.extents == 1 ? extents[static_cast<size_t>(of.first_extent)] : ExtentOf(row, element);
-  return extent.place.Plus((element - extent.begin) * SizeOf(rows[static_cast<size_t>(row)].dtype));
+  if (row < 0 || rows[row].elements == 0) return {};
+  const Array& of = rows[row];
+  const Extent& extent = of.extents == 1 ? extents[of.first_extent] : ExtentOf(row, element);
+  return extent.place.Plus((element - extent.begin) * SizeOf(rows[row].dtype));
 }
 
 Place Table::TurnOf(int row, int64_t turn) const {
-  if (row < 0 || rows[static_cast<size_t>(row)].elements == 0) return {};
-  const Array& of = rows[static_cast<size_t>(row)];
+  if (row < 0 || rows[row].elements == 0) return {};
+  const Array& of = rows[row];
   return ExtentsOf(row).front().place.Plus(turn % of.turns * of.turn_bytes);
 }
 
 Place Table::OwnSlice(int row, int64_t element) const {
-  const Array& of = rows[static_cast<size_t>(row)];
+  const Array& of = rows[row];
   if (of.spread != Spread::kWhole) return PlaceOf(row, element);
   Place place = PlaceOf(row).Plus(element * SizeOf(of.dtype));
   place.per_slice = of.bytes() / slices;
@@ -72,7 +73,7 @@ Place Table::OwnSlice(int row, int64_t element) const {
 }
 
 std::vector<Extent> Table::OwnExtents(int row) const {
-  const Array& of = rows[static_cast<size_t>(row)];
+  const Array& of = rows[row];
   const std::span<const Extent> all = ExtentsOf(row);
   if (of.spread != Spread::kWhole) return {all.begin(), all.end()};
   if (of.elements == 0) return {};
@@ -84,13 +85,13 @@ Place Table::UpdatedPlace(int row, int64_t element) const {
 }
 
 Place Table::PlaceOfSubGroup(int row, int sub_group) const {
-  if (row < 0 || rows[static_cast<size_t>(row)].elements == 0) return {};
-  const SubGroup& group = sub_groups[static_cast<size_t>(sub_group)];
-  const Array& of = rows[static_cast<size_t>(row)];
+  if (row < 0 || rows[row].elements == 0) return {};
+  const SubGroup& group = sub_groups[sub_group];
+  const Array& of = rows[row];
   if (of.purpose != Purpose::kMaster && of.purpose != Purpose::kState)
     return UpdatedPlace(row, group.begin);
   const int index = of.first_extent + sub_group - FirstSubGroupOf(group.unit);  // one for each
-  return extents[static_cast<size_t>(index)].place;
+  return extents[index].place;
 }
 
 std::span<const SubGroup> Table::SubGroupsOf(int unit) const {
@@ -102,6 +103,22 @@ std::span<const SubGroup> Table::SubGroupsOf(int unit) const {
 int GatheredFrom(const Table& table, int unit, bool trainable) {
   const int parameter = table.Find(Purpose::kParameter, unit, trainable);
   return table.TierOf(parameter) == Tier::kDevice ? parameter : WholeRow(table, unit, trainable);
+}
+
+void AddGather(const Table& table, int unit, std::vector<Operand>& operands) {
+  for (const bool trainable : {true, false}) {
+    const int from = GatheredFrom(table, unit, trainable), to = WholeRow(table, unit, trainable);
+    const Array& whole = table[to];
+    if (whole.elements == 0) continue;
+    operands.push_back({.place = table.OwnSlice(from),
+                        .dtype = whole.dtype,
+                        .access = Access::kRead,
+                        .count = whole.elements / table.slices});
+    operands.push_back({.place = table.PlaceOf(to),
+                        .dtype = whole.dtype,
+                        .access = Access::kWrite,
+                        .count = whole.elements});
+  }
 }
 
 int64_t SwapBytes(const Table& table, int unit) {
