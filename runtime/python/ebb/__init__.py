@@ -8,7 +8,7 @@
 docs/python.md explains all calls. A module imports only modules of its own layer, none in a circle, and of those below it:
 
   calls     initialize, plan and predict_memory (_making), count_activations (_activations), ebb.checkpoint, ebb.integrations
-  engine    Engine and Ticket; state dicts and files (saving, _buffers, _entries); values (_state), steps (_steps), ranks (_world), rates (optimizer)
+  engine    Engine and Ticket; state dicts and files (saving, _buffers, _entries); values (_state), steps (_steps, _open_steps), ranks (_world), rates (optimizer)
   walk      from autograd to scopes (_walk, _saved_tensors); the order of units, by a forward without traces (_order, _fakes, _counted, _generators)
   model     units and their uses (_units, _visits); what is refused (_fixed); where values come from (_model, _files, _conversions)
   tensors   over the engine's memory (_tensors); parameters without a value (_hidden, checks)

@@ -31,6 +31,7 @@ class Error(RuntimeError):
     def __init__(self, text: str, code: str = "FAILED_PRECONDITION"):
         super().__init__(text)
         self.code = code
+        self.outside: list[str] = []  # parameters that are used outside of their module
 
 
 FILL = ctypes.CFUNCTYPE(c_int32, c_void_p, c_int32, c_int64, c_int64, POINTER(c_float))

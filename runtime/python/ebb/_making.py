@@ -8,7 +8,7 @@ import json
 import logging
 import os
 from ctypes import byref, c_void_p
-from typing import Any, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Iterable, Iterator, Sequence
 
 import torch
 from torch import nn
@@ -18,7 +18,7 @@ from ._files import Files
 from ._fixed import refuse
 from ._hidden import has_value, without_value
 from ._library import Error, library
-from ._model import Config, Model, config_text, dtype_function, group_function, resolved, tier_of_activations
+from ._model import Config, Groups, Model, config_text, dtype_function, group_function, resolved, tier_of_activations
 from ._order import units_and_order
 from ._reports import MemoryRow, memory_rows
 from ._tensors import current_stream
@@ -31,8 +31,8 @@ log = logging.getLogger("ebb")
 
 def initialize(
     model: nn.Module, config: Config, *, units: UnitsArgument = None, example: Any = None, resident: Iterable[str] = (),
-    groups: Mapping[str, str] | None = None, weights: str | os.PathLike | None = None, values_of_rank_0: bool = False, device: str | None = None,
-    threads: int = 0, name: str = "engine", check: bool = False, keep_memory: bool = False,
+    groups: Groups | None = None, weights: str | os.PathLike | None = None, values_of_rank_0: bool = False, dtype: str | None = None,
+    device: str | None = None, threads: int = 0, name: str = "engine", check: bool = False, keep_memory: bool = False,
 ) -> Engine:
     """Shards `model` over the ranks and returns its engine. Collective: every rank calls it with the same model and config.
 
@@ -44,10 +44,12 @@ def initialize(
         their unit, which it keeps whole. It uses fake tensors, or the real ones if the model does not run with fake tensors.
         Default: the first batch shows the order. If a loop calls the model several times for one backward, give a function.
     resident: names or patterns of parameters that are kept whole on every rank, because they are used outside of their module.
-    groups: for each group of "ebb.parameter_groups" a pattern (re.search) of the names of its parameters.
+    groups: for each group of "ebb.parameter_groups" a pattern (re.search) of the names of its parameters, or a list of these names. Or a
+        function of a parameter's name that returns its group; "": none.
     weights: a safetensors file, or a folder of Hugging Face's. Every rank reads its own slices from it. This is for a model whose
         parameters are on the meta device (`ebb.empty_parameters()`).
     values_of_rank_0: other ranks take rank 0's initial values. Otherwise, if values differ, an error names the parameter.
+    dtype: "config": all parameters are computed in the configuration's dtype, also those of a model with several dtypes.
     device: "cpu", "cuda", "cuda:1". Default: the device of the parameters.
     threads: the number of threads for updates and reductions on the CPU; 0: the cores of the host divided by its ranks.
     check: if the first batch reads a parameter outside of its unit, the error names the operator and the line, as it does later.
@@ -74,7 +76,9 @@ def initialize(
         divided, order = units_and_order(model, units, example, resident, on)
         group_of = group_function(groups)
         files = Files(os.fspath(weights), model) if weights is not None else None
-        dtype_of = dtype_function(model, settings)
+        if dtype not in (None, "config"):
+            raise Error(f"dtype={dtype!r}: it is \"config\" or None, and the configuration has the type", "INVALID_ARGUMENT")
+        dtype_of = dtype_function(model, settings, of_config=dtype is not None)
         _say_dtypes(model, dtype_of)
         described = Model(divided, order, group_of, dtype_of, files)
         options = _library.EngineOptions(

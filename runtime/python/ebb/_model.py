@@ -8,7 +8,7 @@ import math
 import re
 from ctypes import byref, c_int64
 from pathlib import Path
-from typing import Any, Mapping, Union
+from typing import Any, Callable, Iterable, Mapping, Union
 
 import torch
 from torch import nn
@@ -21,6 +21,7 @@ from ._units import Unit
 from ._visits import Order
 
 Config = Union[str, Path, Mapping[str, Any]]
+Groups = Union[Mapping[str, Union[str, Iterable[str]]], Callable[[str], str]]
 
 
 def config_text(config: Config) -> str:
@@ -60,19 +61,25 @@ def tier_of_activations(settings: Mapping[str, Any]) -> str:
     return settings.get("ebb", {}).get("offload_activations") or ("cpu" if in_ram else "device")
 
 
-def dtype_function(model: nn.Module, settings: Mapping[str, Any]):
+def dtype_function(model: nn.Module, settings: Mapping[str, Any], of_config: bool = False):
     """Returns the dtype in which a parameter is computed. If the model has several types and the configured one is among them, each
-    parameter keeps its own: for example fp32 for a router in a bf16 model. Bytes stay bytes."""
+    parameter keeps its own: for example fp32 for a router in a bf16 model. Bytes stay bytes. `of_config`: all others have the configured one."""
     computed = compute_dtype(settings)
     kinds = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
-    keeps = computed in kinds
+    keeps = computed in kinds and not of_config
     return lambda parameter: parameter.dtype if parameter.dtype in NUMBER_OF_DTYPE and (keeps or parameter.dtype == torch.uint8) else computed
 
 
-def group_function(groups: Mapping[str, str] | None):
-    """`groups`: for the name of a group a pattern for re.search. A parameter is in the first group whose pattern fits its name."""
-    patterns = [(group, re.compile(pattern)) for group, pattern in (groups or {}).items()]
-    return lambda name: next((group for group, pattern in patterns if pattern.search(name)), "")
+def group_function(groups: Groups | None) -> Callable[[str], str]:
+    """Returns the group of a parameter by its name; "": none. A parameter is in the first group whose pattern (re.search) or list has its name."""
+    if callable(groups):
+        return groups
+    of_name: dict[str, str] = {}
+    for group, names in (groups or {}).items():
+        if not isinstance(names, str):
+            of_name = {**dict.fromkeys(names, group), **of_name}
+    patterns = [(group, re.compile(pattern)) for group, pattern in (groups or {}).items() if isinstance(pattern, str)]
+    return lambda name: of_name.get(name) or next((group for group, pattern in patterns if pattern.search(name)), "")
 
 
 class Model:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from typing import Any, Callable, Mapping
+from typing import Any, Callable, Iterable, Mapping
 
 import torch
 from torch import nn
@@ -13,7 +13,7 @@ from torch import nn
 from . import _library
 from ._fixed import Members
 from ._hidden import Name, as_plain
-from ._library import MASTER, Error, check, library
+from ._library import MASTER, OPTIMIZER, Error, check, library
 from ._steps import Steps
 from ._tensors import Memory
 from ._units import Unit
@@ -34,6 +34,7 @@ class State:
         self.members = Members(model)
         self.ids: dict[str, int] = {}
         self.parameters: dict[str, nn.Parameter] = {}
+        self.slots = {name: (steps.slots[unit.index], i) for unit in units for i, name in enumerate(unit.names)}
         for unit, first in zip(units, first_id):
             for i, (name, parameter) in enumerate(zip(unit.names, unit.parameters)):
                 self.ids[name] = first + i
@@ -119,6 +120,33 @@ class State:
         if failures:
             raise failures[0]
         check(code)
+
+    def lend(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
+        """Collective: Engine.lend()."""
+        before: dict[str, torch.Tensor] = {}
+        for name in names:
+            slots, i = self.slots[name]
+            value = self.gather(name).to(slots.hidden[i].device)
+            before[name] = value.clone()
+            slots.lend(i, value)
+        return before
+
+    def take_back(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
+        return {name: slots.take_back(i) for name in names for slots, i in (self.slots[name],)}
+
+    def read_slices(self, name: str, state: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """This rank's part of an optimizer state, on the CPU: the values with zeros around them, and ones where they are."""
+        self.between_forwards(checks_writes=False)
+        values, is_here = (torch.zeros(self.parameters[name].numel(), dtype=torch.float32, device="cpu") for _ in range(2))
+
+        def take(user, parameter, begin, end, numbers) -> int:
+            if parameter == self.ids[name]:
+                ctypes.memmove(values.data_ptr() + 4 * begin, numbers, 4 * (end - begin))
+                is_here[begin:end] = 1
+            return 0
+
+        check(library.ebb_read(self.memory.handle, OPTIMIZER, state.encode(), _library.SINK(take), None))
+        return values, is_here
 
     def whole_values(self, device: torch.device) -> dict[str, torch.Tensor]:
         """Collective, of close(keep_values=True)."""

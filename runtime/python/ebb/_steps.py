@@ -63,6 +63,9 @@ class Steps:
         self.is_scaled = False  # engine.backward() has multiplied the loss
         self.sums = False  # over micro-batches, instead of their mean
         self.begun_with_sums = False
+        self.rounds = 0  # that a step may have at most; 0: the configuration's accumulation
+        self.sums_ranks = False  # with sums: over ranks, too
+        self.takes_late_rates = False  # those that rates() gives when the step ends
         self.given: Rates = []
         self.taken: set[str] = set()  # names of the parameters whose gradients the engine has taken in the step
         self._scope = c_int64()
@@ -140,6 +143,7 @@ class Steps:
 
     def backward_ends(self, is_one_left_out: bool) -> None:
         self.backwards += 1
+        self.is_scaled = False
         left = next(self._gradients_left(), None)
         if left is not None:
             self.clear_gradients()
@@ -166,9 +170,10 @@ class Steps:
         rates = self.rates()
         changed = rates if rates != self.given else []
         options = _library.FinishOptions(
-            gradient_scale=1.0 if self.begun_with_sums else scale, groups=_group_options(changed), group_count=len(changed)
+            gradient_scale=scale, groups=_group_options(changed), group_count=len(changed)
         )
         self.in_step = False
+        self.backwards = self.counted = 0
         self.taken.clear()
         self.is_stale = True
         for unit in self.residents:
@@ -203,6 +208,7 @@ class Steps:
 
     def drop(self) -> None:
         self.in_step = self.in_evaluation = self.is_scaled = False
+        self.backwards = self.counted = 0
         self._taken = None
         check(library.ebb_step_drop(self.memory.handle))
         for slots in self.slots:
@@ -277,6 +283,14 @@ class Steps:
         check(library.ebb_step_loss_scale(self.memory.handle, byref(scale), None))
         return scale.value
 
+    def next_loss_scale(self) -> float:
+        self._begin_step()
+        try:
+            return self.loss_scale()
+        finally:
+            self.in_step = False
+            check(library.ebb_step_drop(self.memory.handle))
+
     def scaled_backward(self, loss: torch.Tensor) -> None:
         """Runs backward with the loss scale. The largest fp16 number is 65504, so the gradient of an fp16 loss is only a part of the scale. The
         rest is multiplied after the loss's own node, where a mean has divided by the number of elements."""
@@ -313,7 +327,8 @@ class Steps:
         self.given = self.rates()
         self.begun_with_sums = self.sums
         options = _library.StepOptions(
-            may_leave_out=1, gradient_divisor=self.ranks if self.sums else 0, groups=_group_options(self.given), group_count=len(self.given)
+            may_leave_out=1, gradient_divisor=(1 if self.sums_ranks else self.ranks) if self.sums else 0, micro_batches=self.rounds,
+            rates_at_finish=self.takes_late_rates, groups=_group_options(self.given), group_count=len(self.given)
         )
         check(library.ebb_step_begin(self.memory.handle, byref(options)))
         self.in_step = True

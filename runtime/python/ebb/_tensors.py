@@ -80,6 +80,7 @@ class Slots:
         self.copies: list[torch.Tensor] = []  # of those that are kept whole
         self.bits: list[int] = []  # of the values as they came: of copies, and while they are watched of what a scope shows
         self.scopes = 0
+        self.lent: dict[int, tuple[torch.Tensor, type]] = {}  # whole values that parameters show for the caller, and their classes before
         self.places: tuple[list[int], ...] = ()  # where the parameters' memory is: hidden, and shown
         self.versions = [parameter._version for parameter in parameters]  # which an in-place operation counts, but not one through `.data`
 
@@ -128,11 +129,32 @@ class Slots:
             versions = list(map(_version_of, self.parameters))
         if at not in self.places or versions != self.versions:
             for i, place in enumerate(at):
-                if all(place != places[i] for places in self.places) or versions[i] != self.versions[i]:
+                if i not in self.lent and (all(place != places[i] for places in self.places) or versions[i] != self.versions[i]):
                     self._refuse(i)
         for i, (value, bits) in enumerate(zip(self.copies or self.views, self.bits)):
             if _bits_of(value) != bits:
                 self._refuse(i)
+
+    def lend(self, i: int, value: torch.Tensor) -> None:
+        """A parameter shows `value`, which the caller may change, until take_back(), or until its unit runs."""
+        parameter = self.parameters[i]
+        if i in self.lent:
+            raise RuntimeError(f"'{self.names[i]}' is gathered already: contexts over one parameter cannot be nested")
+        self.lent[i] = value, type(parameter)
+        parameter.__class__ = self.kinds[i]
+        parameter.data = value
+
+    def take_back(self, i: int) -> torch.Tensor:
+        """The value that lend() gave, with what the caller has changed."""
+        parameter = self.parameters[i]
+        value, kind = self.lent.pop(i)
+        with as_plain():
+            if all(memory_of(parameter) != places[i] for places in self.places):
+                value = parameter.data
+            parameter.data = self.copies[i] if self.keep_whole else self.hidden[i]
+            parameter.__class__ = kind
+        self.versions[i] = parameter._version
+        return value
 
     def _copy(self) -> None:
         for copied, view in zip(self.copies, self.views):

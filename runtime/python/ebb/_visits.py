@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, Sequence
 
 import torch
@@ -42,6 +42,24 @@ class Order:
         events = self.events or in_turn(self.visits)
         of_visit = {visit: place for place, visit in enumerate(visit for opens, kind, visit in events if opens and kind == BACKWARD)}
         return [of_visit.get(number, -1) for number in range(len(self.visits))]
+
+
+    def repeated(self, passes: int, units: list[Unit]) -> "Order":
+        """That of several forwards before one backward, which goes through them from the last to the first. Residents are visited once."""
+        if passes == 1:
+            return self
+        events = self.events or in_turn(self.visits)
+        turn = next((i for i, (_, kind, _) in enumerate(events) if kind != FORWARD), len(events))
+        again = [number for number, visit in enumerate(self.visits) if not units[visit.unit].keep_whole]
+        visits, forwards, backwards = list(self.visits), list(events[:turn]), list(events[turn:])
+        for _ in range(1, passes):
+            number_of = {number: len(visits) + at for at, number in enumerate(again)}
+            visits += [replace(self.visits[number], gradients=False) for number in again]  # those of the first forward come last
+            renumbered = [(opens, kind, number_of[number]) for opens, kind, number in events if number in number_of]
+            here = sum(number in number_of for _, _, number in events[:turn])
+            forwards += renumbered[:here]
+            backwards = renumbered[here:] + backwards
+        return Order(visits, forwards + backwards, self.seen, self.outside)
 
 
 def in_turn(visits: list[Declared]) -> list[tuple[int, int, int]]:

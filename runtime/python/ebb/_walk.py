@@ -56,6 +56,7 @@ class Walk:
         self.ending = False
         self.only_shows = False  # the backward that runs now gives no parameter a gradient
         self.calls = 0  # of the model
+        self.calls_of_round = self.most_calls = 0  # with gradients, before one backward; and the most of any round
         self.shown: set[int] = set()  # the calls that such a backward goes through
         self.failure = ""  # of a forward or backward of the step, in words, because the exception would keep tensors
         self.declared: list[int] = []  # the units of the declared visits
@@ -173,6 +174,8 @@ class Walk:
         self._watch_open(output)
         self._close_forward()
         self.calls += 1
+        self.calls_of_round += self.in_round and torch.is_grad_enabled()
+        self.most_calls = max(self.most_calls, self.calls_of_round)
         if len(self.residents) == len(self.units) and self.in_round and torch.is_grad_enabled():
             for tensor in tensors_with_nodes(output):  # no unit's backward will say that backward has begun
                 tensor.grad_fn.register_prehook(lambda gradients: self._start_backward())
@@ -375,6 +378,7 @@ class Walk:
 
     def _new_round(self) -> None:
         self.round += 1
+        self.calls_of_round = 0
         self.in_round = False  # a forward with gradients has come, and its backward has not ended
         self.next_declared = 0
         self.left_out: list[Visit] = []  # of those that take gradients, opened here
@@ -449,6 +453,19 @@ class Walk:
         self.shown.clear()
         self.resident_ends = []
         self._new_round()
+
+    def forget_round(self) -> None:
+        """Forgets the forwards since the last backward, but not what that backward has left for residents."""
+        if not self.in_round:
+            return
+        if self.next_declared == len(self.declared) or not any(self.takes):
+            self._new_round()  # the next forward shows the units again
+            return
+        # The next forward is the order's next one. What takes the gradients of the forgotten one gets those of the others.
+        for index, visits in enumerate(self.pending):
+            declared = [number for number, unit in enumerate(self.declared) if unit == index]
+            self.left_out += [visit for visit in visits if visit.number < len(declared) and self.takes[declared[visit.number]]]
+            visits.clear()
 
     def watch_less(self) -> None:
         """Stops watching the saved tensors of units whose backward has never begun with one."""

@@ -51,6 +51,23 @@ def world() -> World:
     return open_world()[1]
 
 
+def is_open() -> bool:
+    return _world is not None
+
+
+def meet() -> World:
+    """world(), before torch.distributed makes its group, because that group then listens at the same MASTER_PORT. For ranks that mpirun or srun
+    has started, it sets the environment variables that torch and accelerate read."""
+    of = world()
+    if of.size == 1 or "RANK" in os.environ:
+        return of
+    os.environ.update(RANK=str(of.rank), WORLD_SIZE=str(of.size), LOCAL_RANK=str(of.local_rank), LOCAL_WORLD_SIZE=str(of.local_size))
+    if of.local_size == of.size:
+        os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    os.environ.setdefault("MASTER_PORT", "29500")
+    return of
+
+
 def _close_all() -> None:
     """Runs at exit. If an exception ends this process, the other ranks get an error. An exception in a forked child does not do that."""
     if _world is None or os.getpid() != _process:

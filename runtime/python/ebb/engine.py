@@ -8,7 +8,7 @@ import os
 import weakref
 from ctypes import byref, c_double
 from pathlib import Path
-from typing import Any, Callable, Iterator, Mapping
+from typing import Any, Callable, Iterable, Iterator, Mapping
 
 import torch
 from torch import nn
@@ -18,6 +18,7 @@ from ._entries import Entries
 from ._fixed import refuse_caller
 from ._library import DIRECTIONS, STATES, TIERS, Error, check, library
 from ._model import compute_dtype, structs_of, tier_of_activations
+from ._open_steps import OpenSteps
 from ._order import Call, of_evaluation, order_of, warn_of_registration
 from ._reports import CommunicationRow, MemoryRow, Report, TrafficRow, memory_rows
 from ._saved_tensors import SavedInRam, checkpoint_around, without_saved_hooks
@@ -32,7 +33,7 @@ from .optimizer import Optimizer, groups_of
 from .saving import Ticket
 
 
-class Engine:
+class Engine(OpenSteps):
     """Made by initialize(). Every rank makes the same calls in the same order, with one thread at a time."""
 
     def __init__(
@@ -48,6 +49,8 @@ class Engine:
         self.units = units
         self.order = order
         self._is_order_known = is_order_known
+        self._of_one_forward: Order | None = None
+        self.forwards_max = 1  # of the model before one backward, in the first step; later steps may have as many as that had
         self._memory = Memory(handle)
         self._slots = [Slots(self._memory, unit.names, unit.parameters, unit.keep_whole) for unit in units]
         self._place()
@@ -97,12 +100,13 @@ class Engine:
             self._walk.fail(error)
             raise
 
-    def step(self, now: bool = False) -> bool:
+    def step(self, now: bool = False, scale: float = 1.0) -> bool:
         """Ends a micro-batch, which is one backward. The last of gradient_accumulation_steps micro-batches ends the step and updates
         the parameters. Returns whether the step has ended. Raises if there was no backward since the last call.
 
         now: ends the step with the micro-batches so far, and takes their mean. This is for the last, incomplete step of an epoch. It is
         an error if updates are early, which means under backward ("ebb.asynchronous_step").
+        scale: multiplies the sums of open_steps() and sums_micro_batches.
 
         An error of any rank is raised on every rank, by this call or by report(). The step is then dropped."""
         self._state.check()
@@ -132,10 +136,11 @@ class Engine:
         if steps.counted < self.accumulation and not now:
             return False
         try:
-            steps.finish(self.accumulation / steps.counted)
+            steps.finish(scale if steps.begun_with_sums else self.accumulation / steps.counted)
         finally:
             self._walk.forget()
         self._finished += 1
+        self._settle_order()
         if self.optimizer is not None:
             self.optimizer._opt_called = True  # torch's schedulers warn without it
         if self._finished == 2:
@@ -209,6 +214,20 @@ class Engine:
         """Collective: gather() without a whole value anywhere, as State.gather_pieces()."""
         self._state.gather_pieces(name, piece, rank)
 
+    def lend(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
+        """Collective, between forwards: the parameters show whole values, which the caller may change, until take_back(). Returns copies of them. The
+        engine does not see a change: write() sets it."""
+        return self._state.lend([self._named(name) for name in names])
+
+    def take_back(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
+        """Ends lend(). Returns the values that the parameters have shown."""
+        return self._state.take_back([self._named(name) for name in names])
+
+    def read_slices(self, name: str, state: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """This rank's part of an optimizer state, such as "exp_avg", of a parameter: flat fp32 values on the CPU with zeros around them, and ones
+        where they are."""
+        return self._state.read_slices(self._named(name), state)
+
     def state_dict(self, rank: int = -1) -> dict[str, torch.Tensor]:
         """Collective: all entries of model.state_dict(), with parameters gathered to the CPU of `rank`; -1: to the CPU of every rank.
         Other ranks get an empty dict."""
@@ -221,9 +240,12 @@ class Engine:
 
     def write(self, name: str, value: torch.Tensor) -> None:
         """Collective: sets one parameter to `value`, which must have its shape. The other parameters of this rank are read and written
-        again, so load_state_dict is faster for many parameters."""
+        again, so write_all is faster for several."""
+        self.write_all({name: value})
+
+    def write_all(self, values: Mapping[str, torch.Tensor]) -> None:
         self._state.between_forwards()
-        self._state.write({self._named(name): value})
+        self._state.write({self._named(name): value for name, value in values.items()})
 
     def save(
         self, folder: str | os.PathLike, *, keep: int = 0, trainer: bytes = b"", of_this_rank: bytes = b"", asynchronous: bool = False
@@ -391,9 +413,12 @@ class Engine:
         if not torch.is_grad_enabled() and not is_reentrant:
             return
         self._is_order_known = True
-        order = self._observed(Call(arguments, keywords, is_reentrant))
+        self._of_one_forward = self._observed(Call(arguments, keywords, is_reentrant))
+        order = self._of_one_forward.repeated(self.forwards_max, self.units)
         if order.outside and not self._checks_reads:  # with check=True the forward that follows also names the operator and the line
-            raise Error(f"'{order.outside[0]}' is used outside of its module: name it in resident=, or give initialize this batch, example=")
+            error = Error(f"'{order.outside[0]}' is used outside of its module: name it in resident=, or give initialize this batch, example=")
+            error.outside = order.outside
+            raise error
         # With several ranks it is always called: reorder() compares the orders of all ranks, and names a difference.
         if self.world.size > 1 or order.seen and (order.visits, order.events) != (self.order.visits, self.order.events):
             self._state.between_steps("reorder")
@@ -423,6 +448,13 @@ class Engine:
         finally:
             self._walk.settle()
             self._steps.finish_evaluation()
+
+    def _settle_order(self) -> None:
+        """After the first step: the order has as many forwards before a backward as that step had."""
+        order, self._of_one_forward = self._of_one_forward, None
+        if order is not None and self.forwards_max > 1 and 0 < self._walk.most_calls != self.forwards_max:
+            self.forwards_max = self._walk.most_calls
+            self._adopt(order.repeated(self.forwards_max, self.units))
 
     def _adopt(self, order: Order) -> None:
         visits, events = structs_of(order)

@@ -102,6 +102,8 @@ class Optimizer(torch.optim.Optimizer):
 
     scheduled: the rate that the JSON's schedule gives a group's next step; None: the JSON has no schedule. schedule: its type."""
 
+    of_engine = True  # its step() is the engine's
+
     def __init__(
         self, groups: list[dict[str, Any]], step: Callable[[], bool], zero_grad: Callable[[], None],
         scheduled: Callable[[str], float | None] | None = None, schedule: str = "",
@@ -200,7 +202,7 @@ def refuse_other_optimizers() -> None:
     """Makes step() of other optimizers over the engine's parameters raise, because they would train nothing."""
 
     def before_step(optimizer: torch.optim.Optimizer, arguments: Any, keywords: Any) -> None:
-        if isinstance(optimizer, Optimizer):
+        if getattr(optimizer, "of_engine", False):
             return
         name = _name_in(parameter for group in optimizer.param_groups for parameter in group["params"])
         if name is not None:

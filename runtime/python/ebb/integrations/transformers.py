@@ -23,7 +23,7 @@ from torch import nn
 from .._library import Error
 from .._making import initialize
 from .._model import Config, config_text
-from .._world import world
+from .._world import meet
 from ..engine import Engine
 
 _FOLDER = "engine"  # of a checkpoint of the Trainer's: the checkpoint of the engine
@@ -32,19 +32,7 @@ _SCHEDULES = {"WarmupLR": ("constant_with_warmup", "constant"), "WarmupDecayLR":
 _OPTIMIZERS = {"adamw_torch": "AdamW", "adamw_torch_fused": "AdamW", "sgd": "SGD"}  # TrainingArguments(optim=)
 
 
-def _meet() -> None:
-    """Connects the ranks before TrainingArguments makes torch.distributed's group, because that group then listens at the same MASTER_PORT.
-    For ranks that mpirun or srun has started, it sets the environment variables that torch and accelerate read."""
-    of = world()
-    if of.size == 1 or "RANK" in os.environ:
-        return
-    os.environ.update(RANK=str(of.rank), WORLD_SIZE=str(of.size), LOCAL_RANK=str(of.local_rank), LOCAL_WORLD_SIZE=str(of.local_size))
-    if of.local_size == of.size:
-        os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-    os.environ.setdefault("MASTER_PORT", "29500")
-
-
-_meet()
+meet()
 
 
 class Trainer(transformers.Trainer):

@@ -1,0 +1,75 @@
+"""Steps of any number of backwards, whose end the loop decides."""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+import torch
+
+from ._state import State
+from ._steps import Rates, Steps
+from ._walk import Walk
+
+
+class OpenSteps:
+    """Is a part of Engine."""
+
+    accumulation: int
+    _state: State
+    _steps: Steps
+    _walk: Walk
+    drop: Callable[[], Any]
+
+    def open_steps(self, backwards: int, rates: Callable[[], Rates] | None = None, sums_ranks: bool = False) -> None:
+        """From the next step on, a step has any number of backwards up to `backwards`, and step(now=True) ends it. Gradients and report().loss
+        are sums over the backwards, and means over ranks; with `sums_ranks` they are sums over ranks, too. A round that a step leaves out takes
+        5 us a unit at stage 3. The JSON must have a "gradient_accumulation_steps" of at least 2.
+
+        rates: is called when a step begins and when it ends, for the name, the learning rate and the weight decay of each group. None as a
+        value: the JSON's. Default: those of param_groups."""
+        self._state.between_steps("open_steps")
+        steps = self._steps
+        self.accumulation = steps.accumulation = steps.rounds = backwards
+        steps.sums, steps.sums_ranks = True, sums_ranks
+        if rates is not None:
+            steps.rates, steps.takes_late_rates = rates, True
+
+    @property
+    def backwards(self) -> int:
+        """Of the open step. After an exception in it: those before the exception, until drop()."""
+        return self._steps.backwards
+
+    @property
+    def is_between_forward_and_backward(self) -> bool:
+        return self._walk.in_round
+
+    @property
+    def failure(self) -> str:
+        """The exception that has ended the last forward or backward, for which drop() has not been called; "": none."""
+        return self._walk.failure or ("a backward that did not end" if self._walk.backward is not None else "")
+
+    def clear_gradients(self) -> None:
+        """Removes `.grad` of the parameters. The gradients that the engine has taken stay."""
+        self._state.check()
+        self._steps.clear_gradients()
+
+    def scaled(self, loss: torch.Tensor) -> torch.Tensor:
+        """The loss times the loss scale, for loss.backward()."""
+        self._state.check()
+        self._steps.is_scaled = True
+        return loss.float() * self._steps.loss_scale() if self._steps.is_half else loss
+
+    def next_loss_scale(self) -> float:
+        """Collective, between steps: the loss scale of the next step, after the verdict on the last one. Without fp16: 1."""
+        self._state.between_steps("next_loss_scale")
+        return self._steps.next_loss_scale() if self._steps.is_half else 1.0
+
+    def forget(self) -> None:
+        """Drops the forwards since the last backward, which get none. The gradients of earlier backwards of the step stay."""
+        self._state.check()
+        if not self._steps.in_step or self.backwards == 0:
+            self.drop()
+            return
+        self._walk.check_whole()
+        self._walk.settle()
+        self._walk.forget_round()

@@ -1,0 +1,154 @@
+"""DeepSpeed's JSON: what Ebb's engine gets of it, and what is done in Python."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import copy
+import json
+import logging
+import os
+import re
+from typing import Any, Mapping
+
+import torch
+
+from .._library import Error
+from .._model import compute_dtype, config_text, resolved
+
+log = logging.getLogger("ebb")
+_DTYPES = {"bf16": torch.bfloat16, "bfloat16": torch.bfloat16, "fp16": torch.float16, "float16": torch.float16, "half": torch.float16,
+           "fp32": torch.float32, "float32": torch.float32, "float": torch.float32}
+_COMMENT = re.compile(r'("(?:\\.|[^"\\])*")|//[^\n]*|#[^\n]*|/\*.*?\*/', re.S)
+_TRAILING_COMMA = re.compile(r'("(?:\\.|[^"\\])*")|,(\s*[}\]])', re.S)
+
+
+class DeepSpeedConfigError(Exception):
+    pass
+
+
+def read(config: Any) -> dict[str, Any]:
+    """A dict, a path, or the base64 text of a JSON. Comments and trailing commas are allowed."""
+    if isinstance(config, Mapping):
+        return copy.deepcopy(dict(config))
+    text = os.fspath(config)
+    if os.path.exists(text):
+        with open(text, encoding="utf-8-sig") as file:
+            text = file.read()
+    else:
+        try:
+            text = base64.urlsafe_b64decode(text).decode()
+        except (UnicodeDecodeError, binascii.Error, ValueError):
+            raise ValueError(f"Expected a string path to an existing deepspeed config, or a dictionary or a valid base64. Received: {config}") from None
+    text = _COMMENT.sub(lambda found: found[1] or " ", text)
+    text = _TRAILING_COMMA.sub(lambda found: found[1] or found[2], text)
+    return json.loads(text, object_pairs_hook=_once)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"Duplicate keys in DeepSpeed config: {sorted({key for key in keys if keys.count(key) > 1})}")
+    return made
+
+
+def dtype_named(name: Any) -> torch.dtype:
+    found = _DTYPES.get(str(name).lower().removeprefix("torch."))
+    if found is None:
+        raise Error(f"'{name}' is no dtype of a configuration: fp32, bf16 or fp16", "INVALID_ARGUMENT")
+    return found
+
+
+class DeepSpeedConfig:
+    """The keys by their names in Python. `for_engine()` is what ebb.initialize gets."""
+
+    def __init__(self, config: Any, mpu: Any = None, mesh_device: Any = None, world: int | None = None):
+        refuse_parallel(mpu, mesh_device)
+        self._param_dict = read(config)
+        given = copy.deepcopy(self._param_dict)
+        self.optimizer = self._named(given.pop("optimizer", None))
+        self.scheduler = self._named(given.pop("scheduler", None))
+        managed = given.pop("managed_gradient_accumulation", True)
+        self.managed = True if managed is None else bool(managed)
+        self.sums_ranks = str(given.pop("gradient_allreduce_op", None) or "mean").lower() == "sum"
+        if given.pop("sparse_gradients", False):
+            log.info("sparse_gradients: gradients are dense, which gives the same values")
+        zero = given.get("zero_optimization")
+        computes_norm = True
+        if isinstance(zero, dict):
+            zero.pop("parameter_alignment", None)
+            computes_norm = zero.pop("compute_grad_norm", None) is not False
+        self.autocast = self._autocast(given.pop("torch_autocast", None))
+        types = given.get("data_types") or {}
+        buffers = types.pop("buffer_dtype", None)
+        self.buffer_dtype = None if buffers is None else dtype_named(buffers)
+        if types.pop("keep_in_fp32_modules", None):
+            raise Error("data_types.keep_in_fp32_modules is not built yet: leave it out, and every parameter has the configured type", "UNIMPLEMENTED")
+        if (given.get("checkpoint") or {}).get("load_universal"):
+            raise Error("checkpoint.load_universal is not built yet: import the folder with ebb.checkpoint, and load what that writes", "UNIMPLEMENTED")
+        if world is None:
+            from .._world import meet
+
+            world = meet().size
+        self.world_size = world
+        self._given = given
+        self.resolved = resolved(config_text(given), world)
+        self.train_batch_size = int(self.resolved["train_batch_size"])
+        self.train_micro_batch_size_per_gpu = int(self.resolved["train_micro_batch_size_per_gpu"])
+        self.gradient_accumulation_steps = int(self.resolved["gradient_accumulation_steps"])
+        self.gradient_clipping = float(self.resolved.get("gradient_clipping", 1.0))
+        self.zero_optimization_stage = int(self.resolved.get("zero_optimization", {}).get("stage", 0))
+        self.dtype = compute_dtype(self.resolved)
+        if not computes_norm and self.gradient_clipping > 0:
+            raise ValueError("zero_optimization.compute_grad_norm is false, but gradient_clipping needs the norm: set gradient_clipping to 0")
+        if self.autocast is not None and self.dtype != torch.float32:
+            raise Error("torch_autocast beside \"bf16\" or \"fp16\": enable one of them", "INVALID_ARGUMENT")
+
+    @property
+    def zero_enabled(self) -> bool:
+        return self.zero_optimization_stage > 0
+
+    @property
+    def gathers_on_save(self) -> bool:
+        zero = self._param_dict.get("zero_optimization")
+        names = ("gather_16bit_weights_on_model_save", "stage3_gather_16bit_weights_on_model_save", "stage3_gather_fp16_weights_on_model_save")
+        return isinstance(zero, dict) and any(zero.get(name) is True for name in names)
+
+    def for_engine(self, backwards: int) -> dict[str, Any]:
+        """`backwards`: of a step, at most."""
+        made = copy.deepcopy(self._given)
+        made.pop("train_batch_size", None)
+        made["train_micro_batch_size_per_gpu"] = self.train_micro_batch_size_per_gpu
+        made["gradient_accumulation_steps"] = backwards
+        return made
+
+    @staticmethod
+    def _named(section: Any) -> dict[str, Any] | None:
+        return section if section and section.get("type") else None
+
+    @staticmethod
+    def _autocast(section: Any) -> torch.dtype | None:
+        if not section or section.get("enabled") is not True:
+            return None
+        if section.get("lower_precision_safe_modules"):
+            raise Error("torch_autocast.lower_precision_safe_modules is not built: leave it out", "UNIMPLEMENTED")
+        return dtype_named(section.get("dtype") or "bf16")
+
+
+def refuse_parallel(mpu: Any, mesh: Any) -> None:
+    if mesh is not None:
+        raise Error("mesh_param: sequence parallelism is not built, so every rank is data-parallel", "UNIMPLEMENTED")
+    size = getattr(mpu, "get_tensor_model_parallel_world_size", None) or getattr(mpu, "get_model_parallel_world_size", None)
+    if size is not None and size() > 1:
+        raise Error("mpu= with model-parallel ranks: tensor parallelism is not built, so every rank is data-parallel", "UNIMPLEMENTED")
+
+
+def add_config_arguments(parser: Any) -> Any:
+    """--deepspeed, and --deepspeed_config FILE."""
+    group = parser.add_argument_group("DeepSpeed", "configuration")
+    group.add_argument("--deepspeed", default=False, action="store_true", help="a flag for the program itself")
+    group.add_argument("--deepspeed_config", default=None, type=str, help="the JSON file")
+    group.add_argument("--deepscale", default=False, action="store_true", help="an old name of --deepspeed")
+    group.add_argument("--deepscale_config", default=None, type=str, help="an old name of --deepspeed_config")
+    return parser

@@ -1,0 +1,187 @@
+"""Small functions and classes of deepspeed.utils and of activation checkpointing."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+from typing import Any, Callable, Iterator
+
+import torch
+from torch import nn
+
+from .. import empty_parameters
+from .._library import Error
+from .._world import is_open, meet
+
+logger = logging.getLogger("ebb.deepspeed")
+logger.setLevel(logging.INFO)
+
+
+def log_dist(message: str, ranks: Any = None, level: int = logging.INFO, use_logger: bool = True) -> None:
+    rank = meet().rank if is_open() else 0
+    if not ranks or rank in ranks or -1 in ranks:
+        logger.log(level, "[rank %d] %s", rank, message)
+
+
+def warning_once(message: str) -> None:
+    _warned(message)
+
+
+@functools.cache
+def _warned(message: str) -> None:
+    logger.warning(message)
+
+
+def instrument_w_nvtx(function: Callable[..., Any]) -> Callable[..., Any]:
+    return function
+
+
+def see_memory_usage(message: str, force: bool = False) -> None:
+    """Does nothing: engine.ebb.memory() has the bytes."""
+
+
+def move_to_device(item: Any, device: Any, criterion_func: Callable[[Any], bool] = torch.is_tensor) -> Any:
+    """The tensors in lists, tuples and dicts, on `device`."""
+    if criterion_func(item):
+        return item.to(device)
+    if isinstance(item, (list, tuple)):
+        moved = [move_to_device(one, device, criterion_func) for one in item]
+        return moved if isinstance(item, list) else tuple(moved)
+    if isinstance(item, dict):
+        return {key: move_to_device(one, device, criterion_func) for key, one in item.items()}
+    return item
+
+
+def recursive_getattr(model: Any, module_name: str) -> Any:
+    return functools.reduce(getattr, module_name.split("."), model)
+
+
+def recursive_setattr(model: Any, module_name: str, module: Any) -> None:
+    above, _, last = module_name.rpartition(".")
+    setattr(recursive_getattr(model, above) if above else model, last, module)
+
+
+@contextlib.contextmanager
+def OnDevice(dtype: torch.dtype | None = None, device: str = "meta", enabled: bool = True) -> Iterator[None]:
+    """On "meta": parameters of modules that are made here take no memory."""
+    with contextlib.ExitStack() as stack:
+        if enabled and device == "meta":
+            stack.enter_context(empty_parameters())
+        elif enabled:
+            stack.enter_context(torch.device(device))
+        before = torch.get_default_dtype()
+        try:
+            if enabled and dtype is not None:
+                torch.set_default_dtype(dtype)
+            yield
+        finally:
+            torch.set_default_dtype(before)
+
+
+def clone_tensors_for_torch_save(item: Any, device: Any = torch.device("cpu")) -> Any:
+    """Copies without the rest of the storages that tensors are views of."""
+    if isinstance(item, torch.Tensor):
+        return item.detach().clone() if torch.device(device) == item.device else item.detach().to(device)
+    if isinstance(item, (list, tuple)):
+        return type(item)([clone_tensors_for_torch_save(one, device) for one in item])
+    if isinstance(item, dict):
+        return type(item)({key: clone_tensors_for_torch_save(one, device) for key, one in item.items()})
+    return item
+
+
+# Marks of modules, which the engine does not need.
+
+
+def set_z3_leaf_modules(model: nn.Module, leaf_module_classes: list[Any], raise_if_not_found: bool = True) -> list[nn.Module]:
+    """Marks the modules of these classes, or class names."""
+    found = [one for one in model.modules() if type(one) in leaf_module_classes or type(one).__name__ in leaf_module_classes]
+    if not found and raise_if_not_found:
+        raise ValueError(f"No modules of type {leaf_module_classes} found in model {type(model).__name__}")
+    return [z3_set(one, True) for one in found]
+
+
+def unset_z3_leaf_modules(model: nn.Module, leaf_module_classes: list[Any], raise_if_not_found: bool = True) -> list[nn.Module]:
+    return [z3_set(one, False) for one in set_z3_leaf_modules(model, leaf_module_classes, raise_if_not_found)]
+
+
+def get_z3_leaf_modules(model: nn.Module) -> list[nn.Module]:
+    return [one for one in model.modules() if z3_leaf_module(one)]
+
+
+def z3_leaf_module(model: nn.Module) -> bool:
+    return bool(getattr(model, "_z3_leaf", False))
+
+
+def z3_set(module: nn.Module, is_leaf: bool) -> nn.Module:
+    module._z3_leaf = is_leaf
+    return module
+
+
+def set_z3_leaf_module(module: nn.Module, flag: bool) -> None:
+    z3_set(module, flag)
+
+
+# Activation checkpointing.
+
+_is_configured = False
+
+
+def checkpoint(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+    """torch.utils.checkpoint, not reentrant."""
+    return torch.utils.checkpoint.checkpoint(function, *arguments, use_reentrant=False, **keywords)
+
+
+non_reentrant_checkpoint = checkpoint
+
+
+def configure(mpu_: Any = None, deepspeed_config: Any = None, **options: Any) -> None:
+    """Notes that it was called: the engine's JSON has "activation_checkpointing"."""
+    global _is_configured
+    _is_configured = True
+
+
+def is_configured() -> bool:
+    return _is_configured
+
+
+def reset() -> None:
+    """Nothing is kept between forwards."""
+
+
+# Constants and classes that programs compare.
+
+
+class OpBuilder:
+    """Ebb has its operators built."""
+
+    NAME = "ebb"
+
+    def is_compatible(self, verbose: bool = False) -> bool:
+        return True
+
+    def load(self, verbose: bool = False) -> Any:
+        raise Error(f"{type(self).__name__}().load(): Ebb's operators are in libebb.so, and have no module of Python", "UNIMPLEMENTED")
+
+
+def __getattr__(name: str) -> Any:
+    """FusedAdamBuilder and others."""
+    if not name.endswith("Builder"):
+        raise AttributeError(name)
+    globals()[name] = made = type(name, (OpBuilder,), {"NAME": name})
+    return made
+
+
+class UlyssesSPAttentionHF:
+    @staticmethod
+    def register_with_transformers(*arguments: Any, sequence_parallel_size: int = 1, **keywords: Any) -> None:
+        if sequence_parallel_size > 1:
+            raise Error("UlyssesSPAttentionHF: sequence parallelism is not built, so every rank is data-parallel", "UNIMPLEMENTED")
+
+
+class TorchCheckpointEngine:
+    """For programs that name the class."""
+
+
+class DummyOptim:
+    """For programs that name the class."""

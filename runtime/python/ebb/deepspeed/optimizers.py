@@ -1,0 +1,225 @@
+"""From optimizers of torch and DeepSpeed to Ebb's rules, which update the shards. A group keeps its own dict: what is written into "lr" and
+"weight_decay" of it holds from the next update on."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Iterable, Mapping, Sequence
+
+import torch
+from torch import nn
+
+from .._library import Error
+
+_LATER = ("lr", "weight_decay")  # may change between updates
+
+
+class _Rule(torch.optim.Optimizer):
+    """An optimizer of DeepSpeed's: groups and their options, until initialize() takes them."""
+
+    OPTIONS: dict[str, Any] = {}
+
+    def __init__(self, model_params: Any, **options: Any):
+        unknown = [name for name in options if name not in {**self.OPTIONS, **_IGNORED}]
+        if unknown:
+            raise Error(f"{type(self).__name__} has no option {', '.join(unknown)}", "INVALID_ARGUMENT")
+        if options.get("amsgrad"):
+            raise RuntimeError(f"{type(self).__name__} does not support the AMSGrad variant")
+        super().__init__(model_params, {**self.OPTIONS, **{key: value for key, value in options.items() if key not in _IGNORED}})
+
+    def step(self, closure: Any = None) -> Any:
+        raise Error(f"{type(self).__name__}.step() without an engine: give it to deepspeed.initialize, or use an optimizer of torch's", "UNIMPLEMENTED")
+
+
+_IGNORED = {"amsgrad": 0, "set_grad_none": 0, "adamw_mode": 0, "fp32_optimizer_states": 0, "torch_adam": 0, "fused": 0, "foreach": 0, "max_grad_norm": 0}
+
+
+class FusedAdam(_Rule):
+    OPTIONS = {"lr": 1e-3, "bias_correction": True, "betas": (0.9, 0.999), "eps": 1e-8, "adam_w_mode": True, "weight_decay": 0.0}
+
+
+class DeepSpeedCPUAdam(FusedAdam):
+    def __init__(self, model_params: Any, *, adamw_mode: bool = True, **options: Any):
+        super().__init__(model_params, **{"adam_w_mode": adamw_mode, **options})
+
+
+class FusedLion(_Rule):
+    OPTIONS = {"lr": 1e-3, "betas": (0.9, 0.999), "weight_decay": 0.0}
+
+
+class DeepSpeedCPULion(FusedLion):
+    pass
+
+
+class DeepSpeedCPUAdagrad(_Rule):
+    OPTIONS = {"lr": 1e-2, "eps": 1e-10, "weight_decay": 0.0}
+
+
+class FusedLamb(_Rule):
+    OPTIONS = {
+        "lr": 1e-3, "bias_correction": True, "betas": (0.9, 0.999), "eps": 1e-8, "eps_inside_sqrt": False, "weight_decay": 0.0, "max_coeff": 10.0,
+        "min_coeff": 0.01,
+    }
+
+
+_ADAM = ("betas", "eps", "bias_correction", "adam_w_mode")
+# Exactly these types, because a class that inherits from one has a step() of its own: Ebb's rule, and the options that it takes.
+_RULES: dict[type, tuple[str, tuple[str, ...]]] = {
+    torch.optim.AdamW: ("AdamW", ("betas", "eps")), torch.optim.Adam: ("Adam", ("betas", "eps")),
+    torch.optim.SGD: ("SGD", ("momentum", "dampening", "nesterov")),
+    torch.optim.Adagrad: ("Adagrad", ("lr_decay", "eps", "initial_accumulator_value")),
+    torch.optim.RMSprop: ("RMSprop", ("momentum", "alpha", "eps", "centered")),
+    FusedAdam: ("Adam", _ADAM), DeepSpeedCPUAdam: ("Adam", _ADAM), FusedLion: ("Lion", ("betas",)), DeepSpeedCPULion: ("Lion", ("betas",)),
+    DeepSpeedCPUAdagrad: ("Adagrad", ("eps",)),
+    FusedLamb: ("Lamb", ("betas", "eps", "bias_correction", "max_coeff", "min_coeff", "eps_inside_sqrt")),
+}
+_OF_JSON = {"adam": FusedAdam, "adamw": FusedAdam, "lion": FusedLion, "adagrad": DeepSpeedCPUAdagrad, "lamb": FusedLamb}
+_REMOVED = ("onebitadam", "zerooneadam", "onebitlamb")
+
+
+def of_config(described: Mapping[str, Any], parameters: Any) -> torch.optim.Optimizer:
+    """The optimizer that the JSON names, over `parameters`: tensors or groups, whose own options hold."""
+    kind = str(described.get("type", ""))
+    options = {key: value for key, value in (described.get("params") or {}).items() if value != "auto"}
+    if options.pop("max_grad_norm", None):
+        raise ValueError("'max_grad_norm' is not an option of an optimizer here: set 'gradient_clipping' in the configuration")
+    if kind.lower() in _REMOVED:
+        raise Error(f"optimizer.type '{kind}': DeepSpeed has removed it, and Ebb has none. Use AdamW or Lamb", "UNIMPLEMENTED")
+    made = _OF_JSON.get(kind.lower()) or getattr(torch.optim, kind, None)
+    if made not in _RULES:
+        raise Error(f"optimizer.type '{kind}' is not built: {_taken()}", "UNIMPLEMENTED")
+    if "betas" in options:
+        options["betas"] = tuple(options["betas"])
+    return made(parameters, **options)
+
+
+def _taken() -> str:
+    return f"{', '.join(sorted({kind.__name__ for kind in _RULES}))} are taken. Updates of another optimizer, in Python, are not built yet"
+
+
+def trained(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    return [group for group in optimizer.param_groups if any(parameter.requires_grad for parameter in group["params"])]
+
+
+def check_type(optimizer: torch.optim.Optimizer) -> None:
+    if type(optimizer) not in _RULES:
+        raise Error(f"the optimizer is a {type(optimizer).__name__}: {_taken()}", "UNIMPLEMENTED")
+
+
+def rule_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> dict[str, Any]:
+    """One group as the JSON's "optimizer"."""
+    kind, names = _RULES[type(optimizer)]
+    for name in ("amsgrad", "maximize"):
+        if group.get(name):
+            raise Error(f"{type(optimizer).__name__}({name}=True) is not built: leave it out", "UNIMPLEMENTED")
+    options = {name: group[name] for name in names if name in group}
+    if "betas" in options:
+        options["betas"] = [float(beta) for beta in options["betas"]]
+    if type(optimizer) is torch.optim.Adam:
+        options["adam_w_mode"] = bool(group.get("decoupled_weight_decay", False))
+    return {"type": kind, "params": {**{name: float(group[name]) for name in _LATER if name in group}, **options}}
+
+
+class Groups:
+    """The groups of an optimizer for ebb.initialize, and their rates for each step."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, model: nn.Module):
+        check_type(optimizer)
+        self.optimizer = optimizer
+        self.groups = trained(optimizer)
+        self.names = [f"group{number}" for number in range(len(self.groups))]
+        self.not_fixed: set[str] = set()  # options that a schedule of the engine's changes, too
+        self._fixed = [self._options(group) for group in self.groups]
+        name_of = {id(parameter): name for name, parameter in model.named_parameters()}
+        self.members: dict[str, list[str]] = {}
+        for name, group in zip(self.names, self.groups):
+            members = [parameter for parameter in group["params"] if parameter.requires_grad]
+            strange = next((parameter for parameter in members if id(parameter) not in name_of), None)
+            if strange is not None:
+                raise Error(f"the optimizer has a parameter of the shape {list(strange.shape)} that is not in the model", "INVALID_ARGUMENT")
+            self.members[name] = [name_of[id(parameter)] for parameter in members]
+
+    def settings(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """"optimizer" and "ebb.parameter_groups" of the JSON."""
+        rules = [rule_of(self.optimizer, group) for group in self.groups]
+        return rules[0], {name: {"optimizer": rule} for name, rule in zip(self.names, rules)}
+
+    def rates(self) -> list[tuple[str, float | None, float | None]]:
+        """Of the next update. Raises if a group has changed what the engine cannot change."""
+        for group, fixed in zip(self.groups, self._fixed):
+            now = self._options(group)
+            name = next((name for name in now if now[name] != fixed.get(name) and name not in self.not_fixed), None)
+            if name is not None:
+                raise Error(
+                    f"param_groups[i]['{name}'] became {now[name]}: between updates \"lr\" and \"weight_decay\" alone may change. Give schedulers that "
+                    "change the momentum cycle_momentum=False", "UNIMPLEMENTED"
+                )
+        return [
+            (name, float(group["lr"]), float(group["weight_decay"]) if "weight_decay" in group else None)
+            for name, group in zip(self.names, self.groups)
+        ]
+
+    def _options(self, group: Mapping[str, Any]) -> dict[str, Any]:
+        names = _RULES[type(self.optimizer)][1]
+        return {name: tuple(group[name]) if name == "betas" else group[name] for name in names if name in group}
+
+
+class DeepSpeedOptimizer(torch.optim.Optimizer):
+    """What engine.optimizer is: the groups of the client's optimizer, as the same dicts. The engine has the states and steps."""
+
+    of_engine = True
+
+    def __init__(self, inner: torch.optim.Optimizer, step: Callable[[], Any], backward: Callable[..., Any], zero_grad: Callable[[], None],
+                 report: Callable[[], Any]):
+        self.__dict__.update(inner.__dict__)  # with its hooks, so that a scheduler finds here what it has there
+        self.optimizer = inner
+        self._step, self._backward, self._zero_grad, self._report = step, backward, zero_grad, report
+        self.loss_scale = 1.0  # of the next step
+        self._patch_step_function()
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        return self.optimizer.param_groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self.optimizer.param_groups = groups
+
+    @property
+    def overflow(self) -> bool:
+        report = self._report()
+        return report is not None and not report.applied
+
+    @property
+    def cur_scale(self) -> float:
+        return self.loss_scale
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        if closure is not None:
+            raise Error("step(closure) is not supported: call backward before step()", "UNIMPLEMENTED")
+        self._step()
+
+    def backward(self, loss: torch.Tensor, retain_graph: bool = False) -> None:
+        self._backward(loss, scale_wrt_gas=False)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self._zero_grad()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The groups. The states are in shards: engine.save_checkpoint has them."""
+        return {"state": {}, "param_groups": [{key: value for key, value in group.items() if key != "params"} for group in self.param_groups]}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *arguments: Any, **keywords: Any) -> None:
+        if state_dict.get("state"):
+            raise Error("optimizer.load_state_dict() of states: engine.load_checkpoint takes them from a folder", "UNIMPLEMENTED")
+        for group, values in zip(self.param_groups, state_dict["param_groups"]):
+            group.update({key: value for key, value in values.items() if key != "params"})
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        raise Error("add_param_group() after deepspeed.initialize: give all groups before it", "UNIMPLEMENTED")
+
+
+ZeROOptimizer = DeepSpeedOptimizer
+
+
+def parameters_in(groups: Iterable[Mapping[str, Any]]) -> Sequence[nn.Parameter]:
+    return [parameter for group in groups for parameter in group["params"]]

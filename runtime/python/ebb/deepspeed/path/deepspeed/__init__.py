@@ -1,0 +1,3 @@
+from ebb.deepspeed import names
+
+names.fill(__name__)

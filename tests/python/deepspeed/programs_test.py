@@ -1,0 +1,395 @@
+"""What programs do beside training: they evaluate, fail, have several engines, and ask."""
+
+import copy
+import logging
+
+import loops
+import pytest
+import torch
+import training
+from ranks import on_one, on_ranks
+
+both = pytest.mark.parametrize("ranks", ["one", "two"], indirect=True)
+
+
+def _batches(steps, each=1):
+    import ebb
+
+    world = ebb.world()
+    return [of_step[world.rank * each :][:each] for of_step in training.vector_batches(steps, each * world.size)]
+
+
+@both
+@on_ranks
+def test_evaluation_counts_nothing():
+    model, other = loops.pair()
+    engine, plain = loops.begin(model, loops.config(accumulate=2)), loops.begin(other, loops.config(accumulate=2))
+    x = torch.randn(3, 8)
+    for of_step in _batches(3, 2):
+        for number, batch in enumerate(of_step):
+            engine.eval()
+            with torch.no_grad():
+                first = engine(x)
+            with torch.inference_mode():
+                assert torch.equal(engine(x), first)
+            forgotten = engine(x)  # with gradients, and no backward follows
+            assert forgotten.requires_grad and torch.equal(forgotten, first)
+            if number == 0:  # between micro-batches the next forward has to be one that trains
+                with torch.no_grad():
+                    engine(x)
+            engine.train()
+            for one in (engine, plain):
+                one.backward(training.squared_error(one, batch))
+                one.step()
+    ours, theirs = engine.module_state_dict(), plain.module_state_dict()
+    for name in ours:
+        assert torch.allclose(ours[name], theirs[name], atol=1e-6), name
+    engine.destroy(), plain.destroy()
+
+
+@both
+@on_ranks
+def test_training_goes_on_after_an_exception():
+    model, other = loops.pair()
+    engine, plain = loops.begin(model), loops.begin(other)
+    said = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: said.append(record.getMessage())
+    logging.getLogger("ebb").addHandler(handler)
+    for number, (batch,) in enumerate(_batches(4)):
+        if number == 1:
+            with pytest.raises(RuntimeError, match="mat1 and mat2"):
+                engine(torch.zeros(2, 5))
+        if number == 2:
+            loss = training.squared_error(engine, batch)
+            loss.register_hook(lambda gradient: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                engine.backward(loss)
+        for one in (engine, plain):
+            one.backward(training.squared_error(one, batch))
+            one.step()
+    logging.getLogger("ebb").removeHandler(handler)
+    assert sum("that step is dropped, and training goes on" in line for line in said) == 2
+    ours, theirs = engine.module_state_dict(), plain.module_state_dict()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    engine.destroy(), plain.destroy()
+
+
+@on_one
+def test_an_exception_after_other_micro_batches_is_no_silent_loss_of_their_gradients():
+    import ebb
+
+    engine = loops.begin(training.mlp(), loops.config(accumulate=2))
+    (batch, other), = _batches(1, 2)
+    engine.backward(training.squared_error(engine, batch)), engine.step()
+    with pytest.raises(RuntimeError):
+        engine(torch.zeros(2, 5))
+    with pytest.raises(ebb.Error, match="after 1 backward.s. of the step, whose gradients are lost"):
+        engine(other[0])
+    engine.optimizer.zero_grad()
+    engine.backward(training.squared_error(engine, other)), engine.step()
+    engine.destroy()
+
+
+@both
+@on_ranks
+def test_two_engines_train_a_gan():
+    torch.manual_seed(3)
+    models = [torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 8)), torch.nn.Linear(8, 1)]
+    plain = copy.deepcopy(models)
+    engines = [loops.begin(model, loops.config(gradient_clipping=0.0), loops.sgd) for model in models]
+    generator, critic = engines
+    for (x, _), in _batches(3):
+        fake = generator(x)
+        critic.backward(critic(fake.detach()).square().mean() - critic(x).mean()), critic.step()
+        generator.backward(-critic(fake).mean()), generator.step()
+        critic.optimizer.zero_grad()  # of what the generator's loss has left there
+    optimizers = [loops.sgd(model.parameters()) for model in plain]
+    for of_step in training.vector_batches(3, generator.world_size):
+        x = torch.cat([x for x, _ in of_step])
+        fake = plain[0](x)
+        for optimizer, loss in (
+            (optimizers[1], lambda: plain[1](fake.detach()).square().mean() - plain[1](x).mean()), (optimizers[0], lambda: -plain[1](fake).mean())
+        ):
+            for one in optimizers:
+                one.zero_grad()
+            loss().backward()
+            optimizer.step()
+    for engine, other in zip(engines, plain):
+        values = engine.module_state_dict()
+        for name, value in other.state_dict().items():
+            assert torch.allclose(values[name], value, atol=1e-6), name
+        engine.destroy()
+
+
+@both
+@pytest.mark.parametrize("stage, forwards", [(3, 2), (3, 3), (1, 2)])
+@on_ranks
+def test_several_forwards_for_one_backward(stage, forwards):
+    model, plain = loops.pair()
+    engine = loops.begin(model, loops.config(stage))
+    other = loops.adamw(plain.parameters())
+    for number, of_step in enumerate(training.vector_batches(4, forwards * engine.world_size)):
+        count = forwards if number != 2 else 1  # one step has fewer than the first
+        own = of_step[forwards * engine.global_rank :][:count]
+        loss = sum(training.squared_error(engine, batch) for batch in own)
+        engine.backward(loss), engine.step()
+        of_all = [batch for rank in range(engine.world_size) for batch in of_step[forwards * rank :][:count]]
+        expected = sum(training.squared_error(plain, batch) for batch in of_all) / engine.world_size
+        loops.check([loops.mean_over_ranks(loss)], [expected.item()], 2e-6)
+        expected.backward()
+        torch.nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
+        other.step(), other.zero_grad()
+    assert engine.ebb.forwards_max == forwards
+    engine.destroy()
+
+
+@both
+@on_ranks
+def test_a_second_engine_takes_the_model_over_with_its_values():
+    model = training.mlp()
+    first = loops.begin(model)
+    loops.train(first, training.vector_batches(2, first.world_size))
+    values = first.module_state_dict()
+    second = loops.begin(model, loops.config(2), loops.sgd)
+    assert all(torch.equal(value, values[name]) for name, value in second.module_state_dict().items())
+    loops.train(second, training.vector_batches(1, second.world_size))
+    second.destroy()
+
+
+@both
+@on_ranks
+def test_a_model_without_an_optimizer_is_sharded_and_frozen():
+    model, plain = loops.pair()
+    engine, optimizer, _, _ = loops.deepspeed().initialize(model=model, config=loops.config())
+    x = torch.randn(2, 8)
+    assert optimizer is None and torch.allclose(engine(x), plain(x), atol=1e-6) and not engine(x).requires_grad
+    with pytest.raises(AssertionError, match="must provide optimizer during init"):
+        engine.backward(torch.zeros((), requires_grad=True))
+    with pytest.raises(AssertionError, match="must provide optimizer during init"):
+        engine.step()
+    engine.destroy()
+
+
+@on_one
+def test_below_stage_3_a_model_without_an_optimizer_stays_as_it_is():
+    engine, optimizer, _, _ = loops.deepspeed().initialize(model=training.mlp(), config=loops.config(2, bf16={"enabled": True}))
+    assert optimizer is None and engine.ebb is None and engine(torch.zeros(1, 8).bfloat16()).dtype == torch.bfloat16
+
+
+@on_one
+def test_what_no_group_has_is_frozen():
+    model = training.mlp()
+    bias = model[0].bias
+    made = lambda parameters: torch.optim.SGD([one for one in parameters if one is not bias], lr=0.1)
+    engine = loops.begin(model, make=made)
+    before = engine.module_state_dict()
+    loops.train(engine, training.vector_batches(1, 1))
+    after = engine.module_state_dict()
+    assert not bias.requires_grad and torch.equal(before["0.bias"], after["0.bias"]) and not torch.equal(before["0.weight"], after["0.weight"])
+    engine.destroy()
+
+
+class Subclass(torch.optim.AdamW):
+    def step(self, closure=None):
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("make, said", [
+    (lambda p: Subclass(p, lr=0.1), "the optimizer is a Subclass: "),
+    (lambda p: torch.optim.Adadelta(p, lr=0.1), "the optimizer is a Adadelta: "),
+    (lambda p: torch.optim.AdamW(p, lr=0.1, amsgrad=True), "amsgrad=True"),
+    (lambda p: torch.optim.SGD(p, lr=0.1, maximize=True), "maximize=True"),
+], ids=["subclass", "Adadelta", "amsgrad", "maximize"])
+def test_other_optimizers_are_refused(make, said):
+    import ebb
+
+    with pytest.raises(ebb.Error, match=said) as caught:
+        loops.begin(training.mlp(), make=make)
+    assert caught.value.code == "UNIMPLEMENTED"
+
+
+@on_one
+def test_a_momentum_that_changes_is_refused():
+    import ebb
+
+    engine = loops.begin(training.mlp())
+    loops.train(engine, training.vector_batches(1, 1))
+    engine.optimizer.param_groups[0]["betas"] = (0.5, 0.9)
+    with pytest.raises(ebb.Error, match="param_groups.i..'betas'. became .0.5, 0.9."):
+        loops.train(engine, training.vector_batches(1, 1))
+    engine.destroy()
+
+
+@pytest.mark.parametrize("more", [
+    {"data_types": {"keep_in_fp32_modules": "auto"}}, {"checkpoint": {"load_universal": True}},
+    {"torch_autocast": {"enabled": True, "lower_precision_safe_modules": ["x"]}}, {"optimizer": {"type": "OneBitAdam"}}, {"optimizer": {"type": "Muon"}},
+], ids=str)
+def test_keys_that_would_change_numbers_are_refused(more):
+    import ebb
+
+    with pytest.raises(ebb.Error) as caught:
+        loops.deepspeed().initialize(model=training.mlp(), config=loops.config(**more))
+    assert caught.value.code == "UNIMPLEMENTED"
+
+
+@on_one
+def test_a_parameter_that_is_used_outside_of_its_module_is_kept_whole():
+    class Reads(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(1)
+            self.layers = torch.nn.ModuleList([torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)])
+            self.head = torch.nn.Linear(8, 1)
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = torch.tanh(layer(x))
+            return self.head(x) + self.layers[0].weight.sum()
+
+    model, plain = loops.pair(Reads)
+    engine = loops.begin(model)
+    batches = training.vector_batches(4, 1)
+    loops.check(loops.train(engine, batches), loops.train_with_torch(plain, batches, loops.adamw(plain.parameters()))[0])
+    engine.destroy()
+
+
+@both
+@on_ranks
+def test_moments_are_read_and_whole_parameters_are_written():
+    deepspeed = loops.deepspeed()
+    model, plain = loops.pair()
+    engine = loops.begin(model)
+    other = loops.adamw(plain.parameters())
+    batches = training.vector_batches(2, engine.world_size)
+    loops.train(engine, batches), loops.train_with_torch(plain, batches, other)
+    weight, expected = model[0].weight, plain[0].weight
+    for key in ("exp_avg", "exp_avg_sq"):
+        assert torch.allclose(deepspeed.utils.safe_get_full_optimizer_state(weight, key), other.state[expected][key], atol=1e-6)
+    assert torch.allclose(deepspeed.utils.safe_get_full_fp32_param(weight), expected, atol=1e-5)
+    deepspeed.utils.safe_set_full_fp32_param(weight, torch.ones(8, 8))
+    assert torch.equal(deepspeed.utils.safe_get_full_fp32_param(weight), torch.ones(8, 8))
+    engine.destroy()
+
+
+@both
+@on_ranks
+def test_gathered_parameters_show_values_and_take_the_changes_of_one_rank():
+    deepspeed = loops.deepspeed()
+    model, plain = loops.pair()
+    engine = loops.begin(model)
+    weight = model[0].weight
+    with deepspeed.zero.GatheredParameters([weight, model[2].weight], modifier_rank=0):
+        assert torch.equal(weight, plain[0].weight) and weight.norm() > 0
+        with pytest.raises(RuntimeError, match="cannot be nested"), deepspeed.zero.GatheredParameters(weight):
+            pass
+        if engine.global_rank == 0:
+            with torch.no_grad():
+                weight.mul_(2)
+    with deepspeed.zero.GatheredParameters(model.parameters()):
+        assert torch.equal(weight, 2 * plain[0].weight) and torch.equal(model[2].weight, plain[2].weight)
+        weight.data.zero_()  # no rank is the modifier: nothing is written
+    assert torch.equal(engine.ebb.gather("0.weight"), 2 * plain[0].weight)
+    loops.train(engine, training.vector_batches(2, engine.world_size))
+    engine.destroy()
+
+
+@on_one
+def test_zero_init_marks_parameters_and_its_model_trains():
+    deepspeed = loops.deepspeed()
+    with deepspeed.zero.Init(config_dict_or_path=loops.config()):
+        model = training.mlp()
+    assert [parameter.ds_numel for parameter in model.parameters()] == [parameter.numel() for parameter in model.parameters()]
+    assert not hasattr(training.mlp()[0].weight, "ds_id")
+    plain = training.mlp()
+    engine = loops.begin(model)
+    batches = training.vector_batches(3, 1)
+    loops.check(loops.train(engine, batches), loops.train_with_torch(plain, batches, loops.adamw(plain.parameters()))[0])
+    engine.destroy()
+
+
+@on_one
+def test_no_sync_is_for_stages_0_and_1():
+    engine = loops.begin(training.mlp(), loops.config(3))
+    with pytest.raises(AssertionError, match="incompatible"), engine.no_sync():
+        pass
+    engine.destroy()
+    engine = loops.begin(training.mlp(), loops.config(1, accumulate=2))
+    (batch, other), = _batches(1, 2)
+    with engine.no_sync():
+        engine.backward(training.squared_error(engine, batch))
+        with pytest.raises(AssertionError, match="illegal to call Engine.step"):
+            engine.step()
+        with pytest.raises(AssertionError, match="reentry"), engine.no_sync():
+            pass
+    engine.destroy()
+
+
+@on_one
+def test_the_engine_has_what_the_model_has():
+    model = training.mlp()
+    model.vocabulary = 7
+    engine = loops.begin(model)
+    assert engine.vocabulary == 7 and type(engine) is loops.deepspeed().DeepSpeedEngine and engine.module is model
+    assert [name for name, _ in engine.named_parameters()][0] == "module.0.weight"
+    with pytest.raises(AttributeError, match="neither Ebb's DeepSpeedEngine nor Sequential has an attribute 'nonsense'"):
+        engine.nonsense
+    engine.offload_states()
+    assert engine.ebb.is_suspended
+    engine.reload_states()
+    loops.train(engine, training.vector_batches(1, 1))
+    engine.destroy()
+
+
+@on_one
+def test_the_groups_are_saved_with_the_optimizer_and_states_are_not_taken():
+    import ebb
+
+    engine = loops.begin(training.mlp())
+    state = engine.optimizer.state_dict()
+    engine.optimizer.param_groups[0]["lr"] = 0.5
+    engine.optimizer.load_state_dict(state)
+    assert engine.get_lr() == [0.01]
+    with pytest.raises(ebb.Error, match="load_checkpoint"):
+        engine.optimizer.load_state_dict({**state, "state": {0: 1}})
+    engine.destroy()
+
+
+@on_one
+def test_the_client_optimizer_itself_trains_nothing_and_says_so():
+    import ebb
+
+    model = training.mlp()
+    client = loops.adamw(model.parameters())
+    engine = loops.deepspeed().initialize(model=model, optimizer=client, config=loops.config())[0]
+    with pytest.raises(ebb.Error, match="the engine updates"):
+        client.step()
+    engine.destroy()
+
+
+@both
+@on_ranks
+def test_a_model_is_written_whole(folder):
+    settings = loops.config(zero={"stage3_gather_16bit_weights_on_model_save": True})
+    model, plain = loops.pair()
+    engine = loops.begin(model, settings)
+    assert engine.save_16bit_model(folder) is True
+    if engine.global_rank == 0:
+        values = torch.load(f"{folder}/pytorch_model.bin")
+        assert all(torch.equal(values[name], value) for name, value in plain.state_dict().items())
+    whole = engine._zero3_consolidated_16bit_state_dict()
+    assert (whole is None) == (engine.global_rank != 0)
+    engine.destroy()
+    engine = loops.begin(training.mlp())
+    assert engine.save_16bit_model(folder) is False
+    engine.destroy()
+
+
+@on_one
+def test_a_method_that_is_not_built_yet_says_what_to_call():
+    import ebb
+
+    engine = loops.begin(training.mlp())
+    with pytest.raises(ebb.Error, match="DeepSpeedEngine.data_parallel_group is not built yet: deepspeed.comm.get_world_group"):
+        engine.data_parallel_group()
+    engine.destroy()
