@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "absl/hash/hash.h"
-#include "ebb/sharding/lower/lower_tiers.h"
 #include "ebb/sharding/lower/lower_updates.h"
 #include "ebb/sharding/norm_records.h"
 #include "ebb/sharding/waits.h"
