@@ -1,5 +1,5 @@
-// An array is a row of the table of a rank's memory: everything that a step, an evaluation or a call
-// may touch is one. A row says what the array is for, its elements, and where they lie.
+// An array is a row of the table of a rank's pools. A row says what the array is for, its elements,
+// and where they lie. Control cells (operands.h) and the memory of calls for state have no rows.
 //
 //   master of block 3 | 600 elements | [0, 200) device | [200, 400) cpu | [400, 600) nvme
 #pragma once

@@ -48,8 +48,15 @@ TEST(PlanLaws, AddressesAreAligned) {
     const RandomCase random_case = CaseOf(number);
     SCOPED_TRACE(random_case.description());
     ASSERT_OK_AND_ASSIGN(const Plan plan, PlanStep(random_case.inputs()));
-    for (const Extent& extent : plan.table.extents)
-      ASSERT_EQ(extent.place.offset % kPoolAlignment, 0);
+    for (int row = 0; row < std::ssize(plan.table.rows); ++row) {
+      ASSERT_EQ(plan.table[row].turn_bytes % kPoolAlignment, 0);
+      for (const Extent& extent : plan.table.ExtentsOf(row)) {
+        const bool swaps =
+            extent.place.tier == Tier::kNvme ||
+            (extent.place.tier == Tier::kCpu && extent.place.pool == StateClass::kStaging);
+        ASSERT_EQ(extent.place.offset % (swaps ? kSwapAlignment : kPoolAlignment), 0);
+      }
+    }
   }
 }
 

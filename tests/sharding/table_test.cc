@@ -13,6 +13,7 @@
 #include "plan_variants.h"
 #include "random_model.h"
 #include "tests/status.h"
+#include "unit_chain.h"
 
 namespace ebb::sharding::table_test {
 namespace {
@@ -124,6 +125,32 @@ TEST(Table, ASubGroupHasAnExtentOfEachUpdatedArray) {
       }
     }
   });
+}
+
+// 15 k elements of bf16 stay in RAM, the first units first: 10 k of unit 0 and 5 k of unit 1.
+TEST(Table, AGatherReadsFromTheSwapFileWhatIsNotInRam) {
+  constexpr int64_t k = kCutElements;
+  const ModelSpec model = UnitChain({10 * k, 10 * k, 10 * k});
+  Config config;
+  config.compute = DType::kBFloat16;
+  config.gradient_accumulation_steps = 1;
+  config.zero.stage = 3;
+  config.zero.param_persistence_threshold = 0;
+  config.zero.offload_param = {
+      .device = Tier::kNvme, .nvme_paths = {"/disk"}, .max_in_cpu = 15 * k + 100};
+  config.zero.offload_optimizer = {.device = Tier::kNvme, .nvme_paths = {"/disk"}};
+  ASSERT_OK_AND_ASSIGN(
+      const Plan plan,
+      PlanStep({.model = &model, .config = &config, .world = 1, .optimizer_states = 2}));
+  const Table& table = plan.table;
+  EXPECT_EQ(SwapBytes(table, 0), 0);
+  EXPECT_EQ(SwapBytes(table, 1), 5 * k * 2);
+  EXPECT_EQ(SwapBytes(table, 2), 10 * k * 2);
+  const int parameters = table.Find(Purpose::kParameter, 1);
+  EXPECT_EQ(table.ExtentOf(parameters, 5 * k - 1).place.tier, Tier::kCpu);
+  EXPECT_EQ(table.ExtentOf(parameters, 5 * k).place.tier, Tier::kNvme);
+  for (const SubGroup& group : table.SubGroupsOf(1))
+    EXPECT_EQ(ParameterTierOf(table, group), group.begin < 5 * k ? Tier::kCpu : Tier::kNvme);
 }
 
 TEST(Table, ANameWithoutARowHasNoPlaceAndNoElements) {
