@@ -60,11 +60,12 @@ struct PurposeFacts {
   std::string_view name;
   StateClass counted{};  // the class that counts its memory
   ArrayOf of{};
+  bool updated = false;  // by the optimizer, with an extent for each sub-group
 };
 inline constexpr PurposeFacts kPurposeFacts[kPurposes] = {
     {"parameter", StateClass::kParameter, ArrayOf::kSection},
-    {"master", StateClass::kMaster, ArrayOf::kUnit},
-    {"state", StateClass::kOptimizer, ArrayOf::kUnit},
+    {"master", StateClass::kMaster, ArrayOf::kUnit, /*updated=*/true},
+    {"state", StateClass::kOptimizer, ArrayOf::kUnit, /*updated=*/true},
     {"gathered", StateClass::kGather, ArrayOf::kSection},
     {"secondary", StateClass::kSecondary, ArrayOf::kSection},
     {"gradient", StateClass::kGradient, ArrayOf::kGradientKey},

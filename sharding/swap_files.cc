@@ -34,14 +34,11 @@ void AddArrays(const Table& table, SwapFiles& files) {
     std::vector<SwapFiles::Array>& arrays = files.sub_groups.emplace_back();
     if (group.tier != Tier::kNvme) continue;
     files.sub_group_elements_max = std::max(files.sub_group_elements_max, group.count());
-    const auto add = [&](int row) {
+    for (const int row : table.UpdatedRows(group.unit)) {
       const Place place = table.PlaceOfSubGroup(row, static_cast<int>(g));
       const bool is_kept = table[row].elements > 0;
       arrays.push_back({place, is_kept ? group.count() * SizeOf(table[row].dtype) : 0});
-    };
-    add(table.Find(Purpose::kMaster, group.unit));
-    for (int k = 0; k < table.states; ++k)
-      add(table.Find(Purpose::kState, group.unit, /*trainable=*/true, k));
+    }
   }
 }
 

@@ -88,10 +88,16 @@ Place Table::PlaceOfSubGroup(int row, int sub_group) const {
   if (row < 0 || rows[row].elements == 0) return {};
   const SubGroup& group = sub_groups[sub_group];
   const Array& of = rows[row];
-  if (of.purpose != Purpose::kMaster && of.purpose != Purpose::kState)
-    return UpdatedPlace(row, group.begin);
+  if (!FactsOf(of.purpose).updated) return UpdatedPlace(row, group.begin);
   const int index = of.first_extent + sub_group - FirstSubGroupOf(group.unit);  // one for each
   return extents[index].place;
+}
+
+std::vector<int> Table::UpdatedRows(int unit) const {
+  std::vector<int> updated = {Find(Purpose::kMaster, unit)};
+  for (int state = 0; state < states; ++state)
+    updated.push_back(Find(Purpose::kState, unit, /*trainable=*/true, state));
+  return updated;
 }
 
 std::span<const SubGroup> Table::SubGroupsOf(int unit) const {

@@ -96,6 +96,8 @@ struct Table {
   Tier TierOf(int row) const { return PlaceOf(row).tier; }  // of the first element
 
   std::span<const SubGroup> SubGroupsOf(int unit) const;
+  // The unit's master and states, in this order. A master without elements is among them.
+  std::vector<int> UpdatedRows(int unit) const;
   int FirstSubGroupOf(int unit) const { return first_sub_groups[unit]; }
   // The unit's numbers in `sub_groups`.
   auto SubGroupNumbersOf(int unit) const {

@@ -25,7 +25,7 @@ int64_t Aligned(Tier tier, StateClass state, int64_t bytes) {
 }
 
 bool IsUpdated(const Array& row) {
-  return row.purpose == Purpose::kMaster || row.purpose == Purpose::kState;
+  return FactsOf(row.purpose).updated;
 }
 
 class Allocation {
@@ -124,11 +124,8 @@ class Allocation {
   // Master and states of a sub-group lie end to end in their file: they are read and written
   // together.
   void SwapStates() {
-    std::vector<int> rows;
     for (int unit = 0; unit < table_.units; ++unit) {
-      rows = {table_.Find(Purpose::kMaster, unit)};
-      for (int state = 0; state < table_.states; ++state)
-        rows.push_back(table_.Find(Purpose::kState, unit, /*trainable=*/true, state));
+      std::vector<int> rows = table_.UpdatedRows(unit);
       std::erase_if(
           rows, [this](int row) { return !IsUpdated(table_[row]) || table_[row].elements == 0; });
       const std::span<const SubGroup> groups = table_.SubGroupsOf(unit);
@@ -147,7 +144,7 @@ class Allocation {
   // Before the first array on a tier: of the masters one skew, of state k two and k more.
   void Skew(int row, Tier tier) {
     const size_t t = static_cast<size_t>(tier);
-    const bool is_state = table_[row].purpose == Purpose::kState;
+    const bool is_state = ClassOf(row) == StateClass::kOptimizer;
     int& skews = skews_[is_state ? 1 : 0][t];
     for (const int wanted = is_state ? 2 + table_[row].state : 1; skews < wanted; ++skews)
       table_.bytes.Of(tier, ClassOf(row)) += skew_[t];
