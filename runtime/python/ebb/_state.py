@@ -124,6 +124,11 @@ class State:
     def lend(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
         """Collective: Engine.lend()."""
         before: dict[str, torch.Tensor] = {}
+        names = list(names)
+        for name in names:
+            slots, i = self.slots[name]
+            if i in slots.lent:
+                raise RuntimeError(f"'{name}' is gathered already: contexts over one parameter cannot be nested")
         for name in names:
             slots, i = self.slots[name]
             value = self.gather(name).to(slots.hidden[i].device)

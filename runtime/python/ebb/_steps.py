@@ -169,9 +169,7 @@ class Steps:
         self.finish_evaluation()
         rates = self.rates()
         changed = rates if rates != self.given else []
-        options = _library.FinishOptions(
-            gradient_scale=scale, groups=_group_options(changed), group_count=len(changed)
-        )
+        options = _library.FinishOptions(gradient_scale=scale, groups=_group_options(changed), group_count=len(changed))
         self.in_step = False
         self.backwards = self.counted = 0
         self.taken.clear()

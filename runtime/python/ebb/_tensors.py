@@ -138,8 +138,6 @@ class Slots:
     def lend(self, i: int, value: torch.Tensor) -> None:
         """A parameter shows `value`, which the caller may change, until take_back(), or until its unit runs."""
         parameter = self.parameters[i]
-        if i in self.lent:
-            raise RuntimeError(f"'{self.names[i]}' is gathered already: contexts over one parameter cannot be nested")
         self.lent[i] = value, type(parameter)
         parameter.__class__ = self.kinds[i]
         parameter.data = value

@@ -43,7 +43,6 @@ class Order:
         of_visit = {visit: place for place, visit in enumerate(visit for opens, kind, visit in events if opens and kind == BACKWARD)}
         return [of_visit.get(number, -1) for number in range(len(self.visits))]
 
-
     def repeated(self, passes: int, units: list[Unit]) -> "Order":
         """That of several forwards before one backward, which goes through them from the last to the first. Residents are visited once."""
         if passes == 1:

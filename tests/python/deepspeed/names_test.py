@@ -123,7 +123,8 @@ def test_the_package_has_its_files():
 
     command = pathlib.Path(PATH, "bin", "deepspeed")
     assert os.access(command, os.X_OK) and pathlib.Path(PATH, "deepspeed", "__init__.py").is_file()
-    assert "Version: 0.19.8\n" in pathlib.Path(PATH, "deepspeed-0.19.8.dist-info", "METADATA").read_text()
+    # Not *.dist-info, because scikit-build-core leaves such folders out of the wheel.
+    assert "Version: 0.19.8\n" in pathlib.Path(PATH, "deepspeed-0.19.8.egg-info", "PKG-INFO").read_text()
 
 
 def test_the_import_is_short_and_has_no_engine():
@@ -164,6 +165,23 @@ def test_the_launcher_refuses_other_hosts(option, value, capsys):
     assert "use torchrun or srun" in capsys.readouterr().err
 
 
+def test_the_launcher_refuses_a_hostfile_with_other_hosts(tmp_path, capsys):
+    from ebb.deepspeed import launcher
+
+    assert launcher._parser().parse_args(["train.py"]).hostfile == "/job/hostfile"  # as DeepSpeed's
+    hosts = _written(tmp_path, "# two\nlocalhost slots=1\nworker-1 slots=1\n", "hosts")
+    with pytest.raises(SystemExit):
+        launcher.main(["--hostfile", hosts, "train.py"])
+    assert "--hostfile with other hosts: " in capsys.readouterr().err
+
+
+def test_ranks_that_the_program_was_to_connect_are_an_error(monkeypatch):
+    comm = loops.deepspeed().comm
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: False)
+    with pytest.raises(AssertionError, match="Distributed backend is not initialized"):
+        comm.init_distributed(dist_init_required=False)
+
+
 def test_a_command_that_is_not_there():
     done = _run("no-such-command-here")
     assert done.returncode == 127 and "no-such-command-here" in done.stderr
@@ -176,6 +194,8 @@ def test_an_optimizer_of_deepspeed_without_an_engine_raises():
     adam = loops.deepspeed().ops.adam.DeepSpeedCPUAdam([torch.nn.Parameter(torch.zeros(2))], lr=0.1)
     with pytest.raises(ebb.Error, match="without an engine"):
         adam.step()
+    with pytest.raises(ValueError, match="set 'gradient_clipping'"):
+        loops.deepspeed().ops.lamb.FusedLamb([torch.nn.Parameter(torch.zeros(2))], max_grad_norm=1.0)
 
 
 def test_the_accelerator_of_a_host_without_a_gpu():

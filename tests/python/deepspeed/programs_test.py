@@ -164,6 +164,11 @@ def test_a_model_without_an_optimizer_is_sharded_and_frozen():
     engine, optimizer, _, _ = loops.deepspeed().initialize(model=model, config=loops.config())
     x = torch.randn(2, 8)
     assert optimizer is None and torch.allclose(engine(x), plain(x), atol=1e-6) and not engine(x).requires_grad
+    needs = torch.randn(2, 8, requires_grad=True)
+    with pytest.raises(RuntimeError, match="an input needs a gradient"):
+        engine(needs)
+    with torch.no_grad():
+        engine(needs)
     with pytest.raises(AssertionError, match="must provide optimizer during init"):
         engine.backward(torch.zeros((), requires_grad=True))
     with pytest.raises(AssertionError, match="must provide optimizer during init"):
@@ -173,7 +178,10 @@ def test_a_model_without_an_optimizer_is_sharded_and_frozen():
 
 @on_one
 def test_below_stage_3_a_model_without_an_optimizer_stays_as_it_is():
-    engine, optimizer, _, _ = loops.deepspeed().initialize(model=training.mlp(), config=loops.config(2, bf16={"enabled": True}))
+    model = training.mlp()
+    model.register_buffer("frequencies", torch.tensor([0.1]))
+    engine, optimizer, _, _ = loops.deepspeed().initialize(model=model, config=loops.config(2, bf16={"enabled": True}))
+    assert model.frequencies.dtype == torch.float32
     assert optimizer is None and engine.ebb is None and engine(torch.zeros(1, 8).bfloat16()).dtype == torch.bfloat16
 
 
@@ -223,7 +231,8 @@ def test_a_momentum_that_changes_is_refused():
 
 @pytest.mark.parametrize("more", [
     {"data_types": {"keep_in_fp32_modules": "auto"}}, {"checkpoint": {"load_universal": True}},
-    {"torch_autocast": {"enabled": True, "lower_precision_safe_modules": ["x"]}}, {"optimizer": {"type": "OneBitAdam"}}, {"optimizer": {"type": "Muon"}},
+    {"torch_autocast": {"enabled": True, "lower_precision_safe_modules": ["x"]}}, {"torch_autocast": {"enabled": True, "dtype": "fp16"}},
+    {"optimizer": {"type": "OneBitAdam"}}, {"optimizer": {"type": "Muon"}},
 ], ids=str)
 def test_keys_that_would_change_numbers_are_refused(more):
     import ebb
@@ -281,7 +290,9 @@ def test_gathered_parameters_show_values_and_take_the_changes_of_one_rank():
     weight = model[0].weight
     with deepspeed.zero.GatheredParameters([weight, model[2].weight], modifier_rank=0):
         assert torch.equal(weight, plain[0].weight) and weight.norm() > 0
-        with pytest.raises(RuntimeError, match="cannot be nested"), deepspeed.zero.GatheredParameters(weight):
+        with pytest.raises(RuntimeError, match="cannot be nested"), deepspeed.zero.GatheredParameters([model[4].weight, weight]):
+            pass
+        with deepspeed.zero.GatheredParameters(model[4].weight):  # the refused context has left nothing
             pass
         if engine.global_rank == 0:
             with torch.no_grad():
@@ -322,6 +333,8 @@ def test_no_sync_is_for_stages_0_and_1():
             engine.step()
         with pytest.raises(AssertionError, match="reentry"), engine.no_sync():
             pass
+        with pytest.raises(AssertionError, match="nested"), engine.coalesce_grad_reduction():
+            pass
     engine.destroy()
 
 
@@ -352,6 +365,8 @@ def test_the_groups_are_saved_with_the_optimizer_and_states_are_not_taken():
     assert engine.get_lr() == [0.01]
     with pytest.raises(ebb.Error, match="load_checkpoint"):
         engine.optimizer.load_state_dict({**state, "state": {0: 1}})
+    with pytest.raises(ValueError, match="2 parameter groups, and the optimizer has 1"):
+        engine.optimizer.load_state_dict({"param_groups": 2 * state["param_groups"]})
     engine.destroy()
 
 

@@ -88,6 +88,12 @@ def test_a_second_save_replaces_the_tag_and_latest_names_the_last(folder):
     engine.save_checkpoint(folder, tag="other", save_latest=False)
     assert open(f"{folder}/latest").read() == "same" and engine.load_checkpoint(folder)[1] == {"number": 1}
     assert engine.load_checkpoint(folder, tag="other")[1] == {}
+    assert engine.load_checkpoint(folder, load_module_strict=False)[1] == {"number": 1}
+    engine.destroy()
+    larger = torch.nn.Sequential(*training.mlp(), torch.nn.Linear(1, 1))
+    engine = loops.begin(larger, loops.config(accumulate=2))
+    with pytest.raises(RuntimeError):
+        engine.load_checkpoint(folder, load_module_strict=False)
     engine.destroy()
 
 

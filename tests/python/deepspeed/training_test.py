@@ -80,9 +80,11 @@ def test_a_rate_that_the_loop_sets_before_step_holds_in_that_step():
     ({"type": "Adam", "params": {"lr": 0.01, "weight_decay": 0.1}}, lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1)),
     ({"type": "Adam", "params": {"lr": 0.01, "weight_decay": 0.1, "adam_w_mode": False}}, lambda p: torch.optim.Adam(p, lr=0.01, weight_decay=0.1)),
     ({"type": "SGD", "params": {"lr": 0.05, "momentum": 0.9, "nesterov": True}}, lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True)),
-    ({"type": "Adagrad", "params": {"lr": 0.05}}, lambda p: torch.optim.Adagrad(p, lr=0.05)),
+    ({"type": "AdamW", "params": {"lr": 0.01, "weight_decay": 0.1, "adam_w_mode": False}}, lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1)),
+    ({"type": "Adam", "params": {"lr": 0.01, "torch_adam": True}}, lambda p: torch.optim.AdamW(p, lr=0.01)),  # with the decay of torch's default
+    ({"type": "Adagrad", "params": {"lr": 0.05, "lr_decay": 0.1}}, lambda p: torch.optim.Adagrad(p, lr=0.05, lr_decay=0.1)),
     ({"type": "RMSprop", "params": {"lr": 0.005}}, lambda p: torch.optim.RMSprop(p, lr=0.005)),
-], ids=["AdamW", "Adam", "Adam not decoupled", "SGD", "Adagrad", "RMSprop"])
+], ids=["AdamW", "Adam", "Adam not decoupled", "AdamW is decoupled", "torch_adam", "SGD", "Adagrad", "RMSprop"])
 def test_an_optimizer_of_the_json_is_that_of_torch(kind, of_torch, one):
     plain = training.mlp()
     expected, _ = loops.train_with_torch(plain, training.vector_batches(4, 1), of_torch(plain.parameters()))
@@ -139,6 +141,18 @@ def test_the_momentum_of_one_cycle_is_that_of_torch():
     losses = loops.train(engine, batches)
     loops.check(losses, loops.train_with_torch(plain, batches, other, 1.0, schedule)[0])
     assert engine.optimizer.param_groups[0]["betas"] == other.param_groups[0]["betas"] != (0.9, 0.999)
+    engine.destroy()
+
+
+@on_one
+def test_a_schedule_of_the_program_takes_the_place_of_the_json_one_with_its_momentum():
+    cycle = {"cycle_min_lr": 0.001, "cycle_max_lr": 0.02, "cycle_first_step_size": 3}
+    constant = lambda optimizer: torch.optim.lr_scheduler.ConstantLR(optimizer, 0.5)
+    model, plain = loops.pair()
+    engine = loops.begin(model, loops.config(scheduler={"type": "OneCycle", "params": cycle}), lr_scheduler=constant)
+    other = loops.adamw(plain.parameters())
+    batches = training.vector_batches(6, 1)
+    loops.check(loops.train(engine, batches), loops.train_with_torch(plain, batches, other, 1.0, constant(other))[0])
     engine.destroy()
 
 
@@ -201,6 +215,25 @@ def test_several_losses_before_a_boundary_add_up():
     engine.destroy()
 
 
+@pytest.mark.parametrize("stage, drops", [(0, "both"), (1, "both"), (2, "none"), (3, "optimizer")])
+@on_one
+def test_zero_grad_between_micro_batches_drops_what_deepspeed_drops(stage, drops):
+    for which in ("optimizer", "engine"):
+        model, plain = loops.pair()
+        engine = loops.begin(model, loops.config(stage, accumulate=2, gradient_clipping=0.0), loops.sgd)
+        first, second = training.vector_batches(1, 2)[0]
+        engine.backward(training.squared_error(engine, first)), engine.step()
+        (engine if which == "engine" else engine.optimizer).zero_grad()
+        engine.backward(training.squared_error(engine, second)), engine.step()
+        for batch in (second,) if drops in (which, "both") else (first, second):
+            (training.squared_error(plain, batch) / 2).backward()
+        loops.sgd(plain.parameters()).step()
+        values = engine.module_state_dict()
+        for name, value in plain.state_dict().items():
+            assert torch.allclose(values[name], value, atol=1e-6), (which, name)
+        engine.destroy()
+
+
 @both
 @on_ranks
 def test_without_managed_accumulation_each_step_is_a_boundary():
@@ -210,6 +243,9 @@ def test_without_managed_accumulation_each_step_is_a_boundary():
     world = _ranks()
     for count, of_step in zip((1, 20, 3), training.vector_batches(3, 20 * world)):
         assert not engine.is_gradient_accumulation_boundary()
+        for call in (lambda: engine.set_gradient_accumulation_boundary(True), engine.coalesce_grad_reduction):
+            with pytest.raises(AssertionError, match="managed_gradient_accumulation=False"):
+                call()
         of_step = of_step[: count * world]
         for batch in of_step[count * engine.global_rank :][:count]:
             engine.backward(training.squared_error(engine, batch) / count)
@@ -326,4 +362,6 @@ def test_the_loader_gives_each_rank_its_part():
     assert len(seen) == 5
     repeated = loops.deepspeed().utils.RepeatingLoader(loader)
     assert len([next(repeated) for _ in range(7)]) == 7
+    engine._config = loops.deepspeed().DeepSpeedConfig(loops.config(dataloader_drop_last=True))
+    assert len(engine.deepspeed_io(data)) == 2
     engine.destroy()

@@ -27,11 +27,12 @@ def init_distributed(
     if dist.is_initialized():
         _meet_beside_torch()
         return
+    assert dist_init_required is not False, (
+        "Distributed backend is not initialized. Please set dist_init_required to True or initialize before calling deepspeed.initialize()"
+    )
     if rank >= 0 and world_size > 0:
         os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size))
     world = meet()
-    if dist_init_required is False:
-        return
     os.environ.setdefault("RANK", str(world.rank))
     os.environ.setdefault("WORLD_SIZE", str(world.size))
     os.environ.setdefault("LOCAL_RANK", str(world.local_rank))

@@ -72,6 +72,7 @@ class DeepSpeedConfig:
         managed = given.pop("managed_gradient_accumulation", True)
         self.managed = True if managed is None else bool(managed)
         self.sums_ranks = str(given.pop("gradient_allreduce_op", None) or "mean").lower() == "sum"
+        self.dataloader_drop_last = bool(given.pop("dataloader_drop_last", False))
         if given.pop("sparse_gradients", False):
             log.info("sparse_gradients: gradients are dense, which gives the same values")
         zero = given.get("zero_optimization")
@@ -133,7 +134,10 @@ class DeepSpeedConfig:
             return None
         if section.get("lower_precision_safe_modules"):
             raise Error("torch_autocast.lower_precision_safe_modules is not built: leave it out", "UNIMPLEMENTED")
-        return dtype_named(section.get("dtype") or "bf16")
+        dtype = dtype_named(section.get("dtype") or "bf16")
+        if dtype == torch.float16:
+            raise Error("torch_autocast.dtype fp16 is not built, because it needs a loss scale: use bf16, or enable \"fp16\"", "UNIMPLEMENTED")
+        return dtype
 
 
 def refuse_parallel(mpu: Any, mesh: Any) -> None:

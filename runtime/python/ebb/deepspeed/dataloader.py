@@ -11,11 +11,12 @@ from torch.utils.data.distributed import DistributedSampler
 class DeepSpeedDataLoader:
     """The micro-batches of this rank. Every epoch has the same order, unless the program calls data_sampler.set_epoch()."""
 
-    def __init__(self, dataset: Any, batch_size: int, sampler: Any, collate_fn: Any, workers: int, ranks: int, rank: int, is_train: bool):
+    def __init__(self, dataset: Any, batch_size: int, sampler: Any, collate_fn: Any, workers: int, ranks: int, rank: int, is_train: bool,
+                 drop_last: bool):
         if sampler is None and not isinstance(dataset, IterableDataset):
             sampler = DistributedSampler(dataset, num_replicas=ranks, rank=rank) if is_train else SequentialSampler(dataset)
         self.data_sampler = sampler
-        self.dataloader = DataLoader(dataset, batch_size=batch_size, sampler=sampler, collate_fn=collate_fn, num_workers=workers)
+        self.dataloader = DataLoader(dataset, batch_size=batch_size, sampler=sampler, collate_fn=collate_fn, num_workers=workers, drop_last=drop_last)
         self.data: Any = None
 
     def __iter__(self) -> "DeepSpeedDataLoader":

@@ -6,12 +6,12 @@ import contextlib
 import functools
 import itertools
 import logging
-import os
 import re
 from typing import Any, Callable, Iterable, Iterator, Mapping
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from .._library import Error
 from .._making import initialize as shard
@@ -91,14 +91,18 @@ class DeepSpeedEngine(Facts, Saving, nn.Module):
         model = _whole(getattr(model, "_orig_mod", model))
         self.module = model
         self._groups = self._grouped(optimizer, model_parameters)
+        self._has_own_schedule = lr_scheduler is not None  # the JSON's does nothing
         self._move_buffers()
         if self._groups is not None or self.zero_optimization_stage() == 3:
             self._shard(())
         else:
-            model.to(device=self.device, dtype=self._config.dtype)
+            for parameter in model.parameters():  # buffers keep their type
+                if parameter.is_floating_point():
+                    parameter.data = parameter.data.to(self._config.dtype)
+            model.to(self.device)
         if self._groups is not None:
             self.basic_optimizer = self._groups.optimizer
-            self.optimizer = DeepSpeedOptimizer(self.basic_optimizer, self.step, self.backward, self._drop_gradients, self._report)
+            self.optimizer = DeepSpeedOptimizer(self.basic_optimizer, self.step, self.backward, self._zero_grad_of_optimizer, self._report)
             self.optimizer.loss_scale = self.ebb.next_loss_scale()
             self.lr_scheduler = self._scheduled(lr_scheduler)
         self.training_dataloader = self.deepspeed_io(training_data) if training_data is not None else None
@@ -157,7 +161,7 @@ class DeepSpeedEngine(Facts, Saving, nn.Module):
             self.ebb.open_steps(most, self._groups.rates, self._config.sums_ranks)
 
     def _cycles_momentum(self) -> bool:
-        scheduler = self._config.scheduler
+        scheduler = None if self._has_own_schedule else self._config.scheduler
         cycles = scheduler is not None and scheduler["type"] == "OneCycle" and (scheduler.get("params") or {}).get("cycle_momentum", True)
         return bool(cycles and self._groups is not None and "betas" in self._groups.optimizer.defaults)
 
@@ -174,7 +178,7 @@ class DeepSpeedEngine(Facts, Saving, nn.Module):
         """Each rank's part of a data set, in micro-batches."""
         return DeepSpeedDataLoader(
             dataset, batch_size or self.train_micro_batch_size_per_gpu(), data_sampler, collate_fn or self.collate_fn, num_local_io_workers or 0,
-            self.world_size, self.global_rank, is_train=route == "train",
+            self.world_size, self.global_rank, is_train=route == "train", drop_last=self._config.dataloader_drop_last,
         )
 
     # A step.
@@ -187,6 +191,8 @@ class DeepSpeedEngine(Facts, Saving, nn.Module):
             with autocast:
                 return self.module(*inputs, **keywords)
         trains = torch.is_grad_enabled() and self.optimizer is not None
+        if torch.is_grad_enabled() and not trains and any(isinstance(one, torch.Tensor) and one.requires_grad for one in tree_leaves((inputs, keywords))):
+            raise Error("an input needs a gradient, and an engine without an optimizer gives none: call it under torch.no_grad()", "UNIMPLEMENTED")
         if trains:
             self._prepare()
         with autocast, contextlib.nullcontext() if trains else torch.no_grad():
@@ -305,16 +311,24 @@ class DeepSpeedEngine(Facts, Saving, nn.Module):
         return (self.micro_steps + 1) % self.gradient_accumulation_steps() == 0
 
     def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
+        assert self._config.managed, "set_gradient_accumulation_boundary() is not supported with managed_gradient_accumulation=False"
         self._boundary = is_boundary
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Removes `.grad`. What the engine has accumulated stays, but at stage 0, where DeepSpeed accumulates in `.grad`."""
-        if self.zero_optimization_stage() == 0 and self.optimizer is not None:
+        """Removes `.grad`. What the engine has accumulated stays at stages 2 and 3. Below them DeepSpeed accumulates in `.grad`."""
+        if self.zero_optimization_stage() < 2 and self.optimizer is not None:
             self._drop_gradients()
         elif self.ebb is not None:
             self.ebb.clear_gradients()
         else:
             self.module.zero_grad(set_to_none)
+
+    def _zero_grad_of_optimizer(self) -> None:
+        """At stage 2 DeepSpeed's keeps what is accumulated, and at stage 3 it does not."""
+        if self.zero_optimization_stage() == 2 and not self.ebb.failure:
+            self.ebb.clear_gradients()
+        else:
+            self._drop_gradients()
 
     def _drop_gradients(self) -> None:
         self._scaled_here = 0
@@ -327,21 +341,27 @@ class DeepSpeedEngine(Facts, Saving, nn.Module):
         else:
             self.ebb.drop()
 
-    @contextlib.contextmanager
-    def no_sync(self) -> Iterator[None]:
+    def no_sync(self) -> contextlib.AbstractContextManager[None]:
         """No step within it. Gradients are accumulated as always."""
         stage = self.zero_optimization_stage()
         assert stage < 2, f"no_sync context manager is incompatible with gradient partitioning logic of ZeRO stage {stage}"
-        assert not self.inside_no_sync_ctxt, "no_sync context manager reentry is unsupported"
+        return self._without_step("no_sync context manager reentry is unsupported")
+
+    def coalesce_grad_reduction(self) -> contextlib.AbstractContextManager[None]:
+        """No step within it. Gradients are accumulated as always."""
+        assert self._config.managed, "coalesce_grad_reduction is not supported with managed_gradient_accumulation=False"
+        if self.zero_optimization_stage() == 0:
+            raise NotImplementedError("coalesce_grad_reduction requires ZeRO stage 1/2/3, got stage 0")
+        return self._without_step("coalesce_grad_reduction cannot be nested inside another no_sync context")
+
+    @contextlib.contextmanager
+    def _without_step(self, of_second: str) -> Iterator[None]:
+        assert not self.inside_no_sync_ctxt, of_second
         self.inside_no_sync_ctxt = True
         try:
             yield
         finally:
             self.inside_no_sync_ctxt = False
-
-    @contextlib.contextmanager
-    def coalesce_grad_reduction(self) -> Iterator[None]:
-        yield
 
     # Numbers.
 
@@ -395,49 +415,6 @@ class DeepSpeedEngine(Facts, Saving, nn.Module):
         self._config.train_micro_batch_size_per_gpu = micro_batch_size
 
     # The model.
-
-    def module_state_dict(self, destination: Any = None, prefix: str = "", keep_vars: bool = False, exclude_frozen_parameters: bool = False) -> Any:
-        """Collective: whole values on the CPU of every rank."""
-        values = self.module.state_dict()
-        if not exclude_frozen_parameters:
-            return values
-        frozen = {name for name, parameter in self.module.named_parameters() if not parameter.requires_grad}
-        return {name: value for name, value in values.items() if name not in frozen}
-
-    def load_module_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True, custom_load_fn: Any = None, fetch_z3_params: bool = False) -> None:
-        values = checkpoint.get("module", checkpoint)
-        if custom_load_fn is not None:
-            custom_load_fn(src=values, dst=self.module)
-        else:
-            self.module.load_state_dict(values, strict=strict)
-
-    def _zero3_consolidated_16bit_state_dict(self, exclude_frozen_parameters: bool = False) -> dict[str, torch.Tensor] | None:
-        """Collective: whole values on the CPU of rank 0, None elsewhere."""
-        if not self.zero_optimization_partition_weights():
-            raise ValueError("this function requires ZeRO-3 mode")
-        values = self.ebb.state_dict(rank=0)
-        if exclude_frozen_parameters:
-            frozen = {name for name, parameter in self.module.named_parameters() if not parameter.requires_grad}
-            values = {name: value for name, value in values.items() if name not in frozen}
-        return values if self.global_rank == 0 else None
-
-    _consolidated_16bit_state_dict = _zero3_consolidated_16bit_state_dict
-
-    def save_16bit_model(self, save_dir: str, save_filename: str = "pytorch_model.bin", exclude_frozen_parameters: bool = False) -> bool:
-        """Collective: rank 0 writes the values. At stage 3 only with stage3_gather_16bit_weights_on_model_save; else it returns False."""
-        if self.zero_optimization_partition_weights():
-            if not self.gather_16bit_weights_on_model_save:
-                return False
-            values = self._zero3_consolidated_16bit_state_dict(exclude_frozen_parameters)
-        else:
-            values = self.module_state_dict(exclude_frozen_parameters=exclude_frozen_parameters)
-        if self.global_rank == 0:
-            os.makedirs(save_dir, exist_ok=True)
-            torch.save({name: value.clone() for name, value in values.items()}, os.path.join(save_dir, save_filename))
-        comm.barrier()
-        return True
-
-    save_fp16_model = save_16bit_model
 
     def compile(
         self, backend: Any = None, compile_kwargs: Mapping[str, Any] | None = None, schedule: Any = None, compiled_autograd_enabled: bool = False

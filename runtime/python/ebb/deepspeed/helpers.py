@@ -182,6 +182,3 @@ class UlyssesSPAttentionHF:
 class TorchCheckpointEngine:
     """For programs that name the class."""
 
-
-class DummyOptim:
-    """For programs that name the class."""

@@ -25,7 +25,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--no_local_rank", action="store_true", help="do not give --local_rank to the program")
     parser.add_argument("--num_nodes", type=int, default=-1)
     parser.add_argument("--bind_cores_to_rank", action="store_true", help="does nothing: Ebb divides the cores by itself")
-    parser.add_argument("-H", "--hostfile", default="", help="refused if it names other hosts")
+    parser.add_argument("-H", "--hostfile", default="/job/hostfile", help="refused if it names other hosts")
     parser.add_argument("--launcher", default="", help="refused")
     parser.add_argument("--autotuning", default="", help="refused")
     for ignored in ("--bind_core_list", "--log_level", "--launcher_args", "--node_rank", "--save_pid_file", "--enable_each_rank_log", "--ssh_port"):

@@ -19,18 +19,21 @@ class _Rule(torch.optim.Optimizer):
     OPTIONS: dict[str, Any] = {}
 
     def __init__(self, model_params: Any, **options: Any):
-        unknown = [name for name in options if name not in {**self.OPTIONS, **_IGNORED}]
+        unknown = [name for name in options if name not in self.OPTIONS and name not in _IGNORED]
         if unknown:
             raise Error(f"{type(self).__name__} has no option {', '.join(unknown)}", "INVALID_ARGUMENT")
         if options.get("amsgrad"):
             raise RuntimeError(f"{type(self).__name__} does not support the AMSGrad variant")
+        if options.get("max_grad_norm"):
+            raise ValueError(_CLIPPING)
         super().__init__(model_params, {**self.OPTIONS, **{key: value for key, value in options.items() if key not in _IGNORED}})
 
     def step(self, closure: Any = None) -> Any:
         raise Error(f"{type(self).__name__}.step() without an engine: give it to deepspeed.initialize, or use an optimizer of torch's", "UNIMPLEMENTED")
 
 
-_IGNORED = {"amsgrad": 0, "set_grad_none": 0, "adamw_mode": 0, "fp32_optimizer_states": 0, "torch_adam": 0, "fused": 0, "foreach": 0, "max_grad_norm": 0}
+_IGNORED = ("amsgrad", "set_grad_none", "fp32_optimizer_states", "fused", "foreach", "max_grad_norm")
+_CLIPPING = "'max_grad_norm' is not an option of an optimizer here: set 'gradient_clipping' in the configuration"
 
 
 class FusedAdam(_Rule):
@@ -72,7 +75,7 @@ _RULES: dict[type, tuple[str, tuple[str, ...]]] = {
     DeepSpeedCPUAdagrad: ("Adagrad", ("eps",)),
     FusedLamb: ("Lamb", ("betas", "eps", "bias_correction", "max_coeff", "min_coeff", "eps_inside_sqrt")),
 }
-_OF_JSON = {"adam": FusedAdam, "adamw": FusedAdam, "lion": FusedLion, "adagrad": DeepSpeedCPUAdagrad, "lamb": FusedLamb}
+_OF_JSON = {"adam": FusedAdam, "adamw": FusedAdam, "lion": FusedLion, "adagrad": torch.optim.Adagrad, "lamb": FusedLamb}
 _REMOVED = ("onebitadam", "zerooneadam", "onebitlamb")
 
 
@@ -81,10 +84,17 @@ def of_config(described: Mapping[str, Any], parameters: Any) -> torch.optim.Opti
     kind = str(described.get("type", ""))
     options = {key: value for key, value in (described.get("params") or {}).items() if value != "auto"}
     if options.pop("max_grad_norm", None):
-        raise ValueError("'max_grad_norm' is not an option of an optimizer here: set 'gradient_clipping' in the configuration")
+        raise ValueError(_CLIPPING)
     if kind.lower() in _REMOVED:
         raise Error(f"optimizer.type '{kind}': DeepSpeed has removed it, and Ebb has none. Use AdamW or Lamb", "UNIMPLEMENTED")
     made = _OF_JSON.get(kind.lower()) or getattr(torch.optim, kind, None)
+    if made is FusedAdam:
+        decoupled = bool(options.pop("adam_w_mode", True)) or kind.lower() == "adamw"
+        if options.pop("torch_adam", False):  # whose decay has another default
+            made = torch.optim.AdamW if decoupled else torch.optim.Adam
+            options = {key: value for key, value in options.items() if key != "fp32_optimizer_states"}
+        else:
+            options["adam_w_mode"] = decoupled
     if made not in _RULES:
         raise Error(f"optimizer.type '{kind}' is not built: {_taken()}", "UNIMPLEMENTED")
     if "betas" in options:
@@ -211,6 +221,8 @@ class DeepSpeedOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: Mapping[str, Any], *arguments: Any, **keywords: Any) -> None:
         if state_dict.get("state"):
             raise Error("optimizer.load_state_dict() of states: engine.load_checkpoint takes them from a folder", "UNIMPLEMENTED")
+        if len(state_dict["param_groups"]) != len(self.param_groups):
+            raise ValueError(f"loaded state dict has {len(state_dict['param_groups'])} parameter groups, and the optimizer has {len(self.param_groups)}")
         for group, values in zip(self.param_groups, state_dict["param_groups"]):
             group.update({key: value for key, value in values.items() if key != "params"})
 

@@ -1,4 +1,4 @@
-"""save_checkpoint and load_checkpoint: DIR/TAG has a checkpoint of Ebb's, and DIR/latest the newest tag."""
+"""save_checkpoint and load_checkpoint: DIR/TAG has a checkpoint of Ebb's, and DIR/latest the newest tag. And whole values of the model."""
 
 from __future__ import annotations
 
@@ -60,12 +60,13 @@ class Saving:
         load_lr_scheduler_states: bool = True, load_module_only: bool = False, custom_load_fn: Callable[..., Any] | None = None,
     ) -> tuple[str | None, dict[str, Any] | None]:
         """Collective, between steps: the folder and the client state, or (None, None) and a warning if there is no checkpoint. Any number of ranks,
-        any stage and any tier loads it. The file was written by torch.save, so load only what you trust."""
+        any stage and any tier loads it. Every parameter has to be in it, also with load_module_strict=False. The file was written by torch.save, so
+        load only what you trust."""
         folder = self._folder_of(load_dir, tag)
         if folder is None:
             return None, None
-        if custom_load_fn is not None or not load_module_strict:
-            raise Error("load_checkpoint with custom_load_fn, or with load_module_strict=False, is not built yet", "UNIMPLEMENTED")
+        if custom_load_fn is not None:
+            raise Error("load_checkpoint with custom_load_fn is not built yet: call load_module_state_dict", "UNIMPLEMENTED")
         keeps_states = load_optimizer_states and not load_module_only
         if not keeps_states and self.global_steps:
             raise Error("load_checkpoint without optimizer states after the first step is not built yet: load before it", "UNIMPLEMENTED")
@@ -110,3 +111,48 @@ class Saving:
             log.warning("Can't find a valid checkpoint at %s", folder)
             return None
         return folder
+
+    # Whole values.
+
+    def module_state_dict(self, destination: Any = None, prefix: str = "", keep_vars: bool = False, exclude_frozen_parameters: bool = False) -> Any:
+        """Collective: whole values on the CPU of every rank."""
+        values = self.module.state_dict()
+        return self._without_frozen(values) if exclude_frozen_parameters else values
+
+    def _without_frozen(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        frozen = {name for name, parameter in self.module.named_parameters() if not parameter.requires_grad}
+        return {name: value for name, value in values.items() if name not in frozen}
+
+    def load_module_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True, custom_load_fn: Any = None, fetch_z3_params: bool = False) -> None:
+        values = checkpoint.get("module", checkpoint)
+        if custom_load_fn is not None:
+            custom_load_fn(src=values, dst=self.module)
+        else:
+            self.module.load_state_dict(values, strict=strict)
+
+    def _zero3_consolidated_16bit_state_dict(self, exclude_frozen_parameters: bool = False) -> dict[str, torch.Tensor] | None:
+        """Collective: whole values on the CPU of rank 0, None elsewhere."""
+        if not self.zero_optimization_partition_weights():
+            raise ValueError("this function requires ZeRO-3 mode")
+        values = self.ebb.state_dict(rank=0)
+        if self.global_rank != 0:
+            return None
+        return self._without_frozen(values) if exclude_frozen_parameters else values
+
+    _consolidated_16bit_state_dict = _zero3_consolidated_16bit_state_dict
+
+    def save_16bit_model(self, save_dir: str, save_filename: str = "pytorch_model.bin", exclude_frozen_parameters: bool = False) -> bool:
+        """Collective: rank 0 writes the values. At stage 3 only with stage3_gather_16bit_weights_on_model_save; else it returns False."""
+        if self.zero_optimization_partition_weights():
+            if not self.gather_16bit_weights_on_model_save:
+                return False
+            values = self._zero3_consolidated_16bit_state_dict(exclude_frozen_parameters)
+        else:
+            values = self.module_state_dict(exclude_frozen_parameters=exclude_frozen_parameters)
+        if self.global_rank == 0:
+            os.makedirs(save_dir, exist_ok=True)
+            torch.save({name: value.clone() for name, value in values.items()}, os.path.join(save_dir, save_filename))
+        comm.barrier()
+        return True
+
+    save_fp16_model = save_16bit_model

@@ -105,8 +105,12 @@ class GatheredParameters:
             engine = engine_of(one)
             if engine is not None:
                 of_engine.setdefault(id(engine), (engine, []))[1].append(str(one._ebb_name))
-        for engine, names in of_engine.values():
-            self._lent.append((engine, engine.lend(names)))
+        try:
+            for engine, names in of_engine.values():
+                self._lent.append((engine, engine.lend(names)))
+        except RuntimeError as error:
+            self.__exit__(type(error), error, None)
+            raise
         return self.params
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
