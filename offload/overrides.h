@@ -19,8 +19,8 @@ struct OffloadOverrides {
   std::function<int(std::string_view path)> reserve = {};
   // Called with each new file and its descriptor.
   std::function<void(std::string_view path, int descriptor)> made = {};
-  // The result of measuring the disk's rate, in bytes a second; 0: it is measured.
-  double disk_rate = 0;
+  // The result of measuring the disk's rate, in bytes a second; called by the rank that measures.
+  std::function<double()> disk_rate = {};
   // A folder with /proc and /sys that describe the host's memory; "": the system's.
   std::string system_root = {};
 };

@@ -47,9 +47,9 @@ Initialiser Normal(float stddev, uint64_t seed);
 // How tensor ranks, which together hold one copy of the model, share a parameter (Axis::kTensor).
 enum class OverTensor : uint8_t {
   kUnsaid,  // allowed where there are no tensor ranks
-  // Each tensor rank has all of it and computes the same gradient, as of a norm, or of the bias of a
-  // row-parallel layer. Its gradient counts once in the norm, and each step verifies that the
-  // replicas are equal.
+  // Each tensor rank has all of it and computes the same gradient, as of a norm, or of the bias of
+  // a row-parallel layer. Its gradient counts once in the norm, and each step verifies that the
+  // replicas' squares are equal.
   kWhole,
   kLocal,  // each tensor rank has a part of its own, as of a column-parallel weight
 };
@@ -166,8 +166,8 @@ int64_t Elements(std::span<const int64_t> shape);
 
 // A plan's units have one dtype each, and are whole over tensor or not. A unit with several keeps
 // those parameters that are as its first trainable one, which is one that is not whole if there is
-// any; the others become parts, which are visited with it. `compute`: the config's dtype. Engine::Create and PredictProgram do this; it changes nothing of a model that
-// is divided.
+// any; the others become parts, which are visited with it. `compute`: the config's dtype.
+// Engine::Create and PredictProgram do this; it changes nothing of a model that is divided.
 ModelSpec DivideByDType(ModelSpec model, DType compute);
 // The parameters of a unit and of its parts, in the order of the trainer.
 std::vector<ParameterId> WithParts(const ModelSpec& model, UnitId unit);

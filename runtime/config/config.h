@@ -280,9 +280,9 @@ struct Config {
   static absl::StatusOr<std::string> ExplainFile(const std::string& path,
                                                  const ReadOptions& options = {});
 
-  // The configuration for `world` ranks, of all axes of ebb.mesh: the batch triple completed (train =
-  // micro * accumulation * data ranks), micro_batches_per_round, reduce_at and communication resolved, and io_backend as the
-  // environment has it. offload_optimizer takes the nvme_paths of offload_param if only those are
+  // The configuration for `world` ranks, of all axes of ebb.mesh: the batch triple completed (train
+  // = micro * accumulation * data ranks), micro_batches_per_round, reduce_at and communication
+  // resolved, and io_backend as the environment has it. offload_optimizer takes the nvme_paths of offload_param if only those are
   // given and gradients or activations are on NVMe. An error names all numbers, which of them were
   // not given, and the nearest choices that work.
   absl::StatusOr<Config> ForWorld(int world) const;

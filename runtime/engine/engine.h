@@ -165,7 +165,8 @@ class Engine : public EngineState {
   // Any thread.
   // As Create was given it; with ebb.mesh the data ranks of this rank's part of the model.
   const World& world() const;
-  // The ranks of a step's verdict, and this rank's number among them.
+  // The ranks of a step's verdict, and this rank's number in mesh(). With EngineOptions::verdict it
+  // may differ from the rank in that world.
   const Mesh& mesh() const;
   int rank_in_mesh() const;
   const ModelSpec& model() const;  // as Create was given it, divided (DivideByDType)

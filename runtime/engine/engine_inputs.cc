@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "absl/strings/str_cat.h"
 #include "ebb/optim/update.h"
 
 namespace ebb {
@@ -23,6 +24,20 @@ sharding::PlanInputs PlanInputsFor(const ModelSpec& model, const Config& config,
           .verdict_ranks = world,
           .optimizer_states = static_cast<int>(states),
           .own_optimizer = own_optimizer != nullptr};
+}
+
+// Where parts of a model are on several ranks, the norm of a parameter that is whole on each counts
+// once. To guess which ones these are would be a wrong norm without a word.
+absl::Status CheckOverTensor(const ModelSpec& model) {
+  const std::vector<ParameterSpec>& all = model.parameters;
+  const auto unsaid = std::find_if(all.begin(), all.end(), [](const ParameterSpec& parameter) {
+    return parameter.over_tensor == OverTensor::kUnsaid;
+  });
+  if (unsaid == all.end()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "parameter '", unsaid->name,
+      "' does not say how tensor ranks share it: set ParameterSpec::over_tensor to kWhole if each "
+      "has all of it and the same gradient, or to kLocal if each has a part of its own"));
 }
 
 sharding::PlanInputs EngineInputs::ForPlan() const {

@@ -72,6 +72,12 @@ struct Resolved {
 
 absl::StatusOr<Resolved> Resolve(const Question& question, const Answer& answer) {
   EBB_RETURN_IF_ERROR(answer.config.Validate());
+  if (answer.config.ebb.mesh.tensor > 1) {
+    return absl::UnimplementedError(
+        "\"ebb.mesh.tensor\": the planner does not plan tensor ranks, because its models do not "
+        "say which parameters are divided; leave the key out, and give the planner one tensor "
+        "rank's part of the model");
+  }
   Resolved resolved{.config = {}, .pass = question.pass, .spec = {}};
   EBB_ASSIGN_OR_RETURN(resolved.config, answer.config.ForWorld(question.ranks));
   Pass& pass = resolved.pass;

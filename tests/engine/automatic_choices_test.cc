@@ -198,7 +198,7 @@ TEST(VerifySwapChoice, AutoIsAllIfTheDiskTakesLongerAndLogsTheMeasurement) {
       const Cell cell{.name = "", .world = world};
       Config config = ConfigFor(cell, scratch.path());
       config.ebb.verify_swap = VerifySwap::kAuto;
-      TestOverrides().disk_rate = rate;
+      TestOverrides().disk_rate = [rate] { return rate; };
       const Chosen chosen = ChosenFor(cell, config);
       MadeFiles::ClearOverrides();
       const bool is_all = rate == kDiskRates[0];
@@ -219,7 +219,7 @@ TEST(VerifySwapChoice, AutoFindsAFlippedBitInTheChosenClasses) {
       const Cell cell{.name = ""};
       Config config = ConfigFor(cell, scratch.path());
       config.ebb.verify_swap = VerifySwap::kAuto;
-      TestOverrides().disk_rate = rate;
+      TestOverrides().disk_rate = [rate] { return rate; };
       const Trained run =
           Train(cell, config, /*before=*/0, 3, [&](const std::string& path, const sharding::Plan&) {
             FlipBit(FileOf(path, 0, of_states ? "states" : "parameters"), 1);

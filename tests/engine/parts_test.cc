@@ -55,7 +55,8 @@ TEST_P(PartsDecideTest, OnlyThePartOfWorldRankZeroWarns) {
   EXPECT_EQ(Occurrences(log, "with 2 of 4 ranks, and only the part's gradients decide about " +
                                  GetParam().what +
                                  ". If the parts hold one model, they do this differently from "
-                                 "each other; EngineOptions::verdict mends it"),
+                                 "each other, and StepReport::gradient_norm is of the part alone; "
+                                 "EngineOptions::verdict mends it"),
             1)
       << log;
   EXPECT_THAT(LogOfCreate(config, 1), Not(HasSubstr("part of another")));

@@ -10,6 +10,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <optional>
 #include <string>
@@ -19,6 +20,9 @@
 #include "ebb/runtime/base/status_macros.h"
 #include "tests/engine/scripted.h"
 #include "tests/engine/toy_model.h"
+#include "tests/offload/made_files.h"
+#include "tests/offload/scratch.h"
+#include "tests/offload/test_overrides.h"
 #include "tests/ranks.h"
 #include "tests/status.h"
 
@@ -84,6 +88,12 @@ struct Fault {
   float in_up = 0;             // added to a gradient that it has alone
   float in_gain = 0;           // added to a gradient that is whole over tensor
   bool wrong_request = false;  // asks a scope for another unit's parameter
+};
+
+// A rank does this beside the steps that all make.
+struct Apart {
+  std::function<absl::Status(Engine& engine, int rank)> before_step = nullptr;  // the second
+  std::function<void(EngineOptions& options, ModelSpec& model, int rank)> change = nullptr;
 };
 
 using Vector = std::vector<float>;
@@ -249,8 +259,10 @@ struct Outcome {
 };
 
 absl::Status Run(Engine& engine, Trainer& trainer, int rank, const ModelSpec& model, int tensor,
-                 int tensor_ranks, const Fault& fault, Outcome& outcome) {
+                 int tensor_ranks, const Fault& fault, Outcome& outcome, const Apart& apart = {}) {
   for (int step = 0; step < kSteps; ++step) {
+    if (step == 1 && apart.before_step != nullptr)
+      EBB_RETURN_IF_ERROR(apart.before_step(engine, rank));
     const bool fails = fault.rank == rank && fault.step == step;
     const absl::Status finished = trainer.Train(engine, step, fails ? &fault : nullptr);
     const absl::StatusOr<StepReport> report = engine.Report();
@@ -279,7 +291,7 @@ absl::Status Run(Engine& engine, Trainer& trainer, int rank, const ModelSpec& mo
 
 // By rank of the world. Its ranks 0 and 1 are the tensor ranks of the first sample.
 std::vector<Outcome> Train(Way way, Config config, const Fault& fault = {},
-                           OverTensor of_gain = OverTensor::kWhole) {
+                           OverTensor of_gain = OverTensor::kWhole, const Apart& apart = {}) {
   config.ebb.mesh.tensor = kTensor;
   const Mesh mesh = MeshOf(config, kData * kTensor);
   if (way != Way::kMesh) config.ebb.mesh.tensor = 1;
@@ -301,6 +313,7 @@ std::vector<Outcome> Train(Way way, Config config, const Fault& fault = {},
       EBB_ASSIGN_OR_RETURN(of_engine, world.Split(/*colour=*/tensor, /*key=*/data));
       if (way == Way::kVerdict) options.verdict = world;
     }
+    if (apart.change != nullptr) apart.change(options, model, world.rank());
     absl::StatusOr<Engine> engine =
         Engine::Create(of_engine, Device::Cpu(1), model, config, std::move(options));
     outcome.created = engine.status();
@@ -312,7 +325,7 @@ std::vector<Outcome> Train(Way way, Config config, const Fault& fault = {},
       EXPECT_EQ(engine->rank_in_mesh(), world.rank());
     }
     Trainer trainer(data, tensor, std::move(sums));
-    return Run(*engine, trainer, world.rank(), model, tensor, kTensor, fault, outcome);
+    return Run(*engine, trainer, world.rank(), model, tensor, kTensor, fault, outcome, apart);
   });
   return outcomes;
 }
@@ -453,6 +466,122 @@ TEST_P(TensorParallelTest, AnErrorOfOneRankIsThatOfAllRanks) {
       EXPECT_EQ(outcome.steps.size(), size_t{kSteps - 1});
       EXPECT_EQ(outcome.whole, outcomes[0].whole);
     }
+  }
+}
+
+// The ranks of the first part make a call of their own; both have the bits of parts without it.
+TEST_P(TensorParallelTest, AnotherCallOfOnePartLeavesTheStepsAsTheyAre) {
+  const Config config = ConfigOf(DType::kFloat32, GetParam().stage, GetParam().shard_group);
+  const std::vector<Outcome> alone = Train(GetParam().way, config);
+  using Call = absl::Status (*)(Engine & engine);
+  const std::pair<const char*, Call> calls[] = {
+      {"Agree", [](Engine& engine) { return engine.Agree(absl::OkStatus()); }},
+      {"Suspend",
+       [](Engine& engine) {
+         EBB_RETURN_IF_ERROR(engine.Suspend());
+         return engine.Resume();
+       }},
+      {"SetTrainingState",
+       [](Engine& engine) {
+         EBB_ASSIGN_OR_RETURN(const TrainingState state, engine.training_state());
+         return engine.SetTrainingState(state);
+       }},
+      {"Gather",
+       [](Engine& engine) {
+         Vector whole(kWidth);
+         return engine.Gather(Of(0, kGain), StateClass::kMaster, whole);
+       }},
+      {"Write", [](Engine& engine) {
+         std::vector<Vector> slices;
+         EBB_RETURN_IF_ERROR(
+             engine.Read(StateClass::kMaster, [&](const Slice&, std::span<const float> values) {
+               slices.emplace_back(values.begin(), values.end());
+               return absl::OkStatus();
+             }));
+         size_t next = 0;
+         return engine.Write(StateClass::kMaster, [&](const Slice&, std::span<float> values) {
+           std::copy_n(slices[next++].begin(), values.size(), values.begin());
+           return absl::OkStatus();
+         });
+       }}};
+  for (const auto& [name, call] : calls) {
+    SCOPED_TRACE(name);
+    const auto of_first_part = [call = call](Engine& engine, int rank) {
+      return rank % kTensor == 0 ? call(engine) : absl::OkStatus();
+    };
+    const std::vector<Outcome> outcomes =
+        Train(GetParam().way, config, {}, OverTensor::kWhole, {.before_step = of_first_part});
+    for (size_t r = 0; r < outcomes.size(); ++r) {
+      EXPECT_OK(outcomes[r].reported);
+      EXPECT_EQ(outcomes[r].whole, alone[r].whole);
+      ASSERT_EQ(outcomes[r].steps.size(), size_t{kSteps});
+      for (size_t s = 0; s < kSteps; ++s)
+        EXPECT_EQ(outcomes[r].steps[s].gradient_norm, alone[r].steps[s].gradient_norm);
+    }
+  }
+}
+
+TEST_P(TensorParallelTest, AnEvaluationThatDiffersBetweenPartsNamesARank) {
+  const auto evaluate = [](Engine& engine, int rank) {
+    Evaluation evaluation = engine.BeginEvaluation(/*micro_batches=*/1 + rank % kTensor);
+    EXPECT_THAT(evaluation.FinishSums().status(), Says("rank 1 differs from rank 0"));
+    return absl::OkStatus();
+  };
+  Train(GetParam().way, ConfigOf(DType::kFloat32, GetParam().stage, GetParam().shard_group), {},
+        OverTensor::kWhole, {.before_step = evaluate});
+}
+
+// Each part measures the rates of its own files, and chooses by them.
+TEST(TensorParallel, PartsOnNvmeMayChooseOtherFilesToVerify) {
+  const Scratch scratch;
+  Config config = OnNvme(ConfigOf(DType::kFloat32, 3), scratch.path());
+  config.optimizer.type = OptimizerType::kAdamW;
+  config.ebb.verify_swap = VerifySwap::kAuto;
+  static thread_local int rank_here;
+  const Apart apart = {.change = [](EngineOptions&, ModelSpec&, int rank) { rank_here = rank; }};
+  MadeFiles::ClearOverrides();
+  TestOverrides().disk_rate = [] { return rank_here % kTensor == 0 ? 1 : 1e15; };
+  for (const Way way : {Way::kVerdict, Way::kMesh}) {
+    for (const Outcome& outcome : Train(way, config, {}, OverTensor::kWhole, apart)) {
+      EXPECT_OK(outcome.created);
+      EXPECT_EQ(outcome.steps.size(), size_t{kSteps});
+    }
+  }
+  MadeFiles::ClearOverrides();
+  // Messages name a file by the rank's number among all ranks.
+  EXPECT_NE(MadeFiles::OfProcess().Find(scratch.path(), "(states of engine-rank3)"), "");
+}
+
+TEST(TensorParallel, AVerdictThatOneRankLeavesOutIsRefusedByName) {
+  const Apart apart = {.change = [](EngineOptions& options, ModelSpec&, int rank) {
+    if (rank == 2) options.verdict.reset();
+  }};
+  const std::vector<Outcome> outcomes =
+      Train(Way::kVerdict, ConfigOf(DType::kFloat32, 1), {}, OverTensor::kWhole, apart);
+  for (const int rank : {0, 2})
+    EXPECT_THAT(outcomes[static_cast<size_t>(rank)].created,
+                AllOf(Says("EngineOptions::verdict (of 4 ranks) on rank 0"),
+                      Says("EngineOptions::verdict (not given) on rank 1")));
+}
+
+// Values that only rank 0 of a part has.
+TEST(TensorParallel, ReplicasThatBeginDifferentlyAreRefusedByName) {
+  for (const bool of_rank_0 : {true, false}) {
+    const Apart apart = {.change = [=](EngineOptions& options, ModelSpec& model, int rank) {
+      options.initial_values_of_rank_0 = of_rank_0;
+      if (rank % kTensor == 0) return;
+      // Not among the first values, which initialisers are compared by.
+      model.parameters[kGain].init = [init = model.parameters[kGain].init](
+                                         const Slice& slice, std::span<float> values) {
+        EBB_RETURN_IF_ERROR(init(slice, values));
+        if (slice.end == kWidth) values.back() += 1;
+        return absl::OkStatus();
+      };
+    }};
+    for (const Outcome& outcome :
+         Train(Way::kVerdict, ConfigOf(DType::kFloat32, 3), {}, OverTensor::kWhole, apart))
+      EXPECT_THAT(outcome.created,
+                  AllOf(Says("'block0.gain'"), Says("differ"), Says("OverTensor::kWhole")));
   }
 }
 

@@ -22,7 +22,8 @@ std::vector<int> LastBackwards(const sharding::Plan& plan) {
 
 EngineMembers::EngineMembers(EngineInputs made_of)
     : inputs(std::move(made_of)),
-      calls(inputs.given_world, inputs.options.name, inputs.model),
+      calls(inputs.verdict.value_or(inputs.given_world), inputs.verdict.has_value(),
+            inputs.options.name, inputs.model),
       timeline(inputs),
       communicators(inputs),
       collective_pools(inputs, communicators, streams),

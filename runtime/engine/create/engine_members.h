@@ -63,6 +63,10 @@ struct EngineMembers {
   // Which slice of every unit is this rank's.
   int Slice() const { return inputs.rank() % plans.plan().decisions.shards; }
   HostLane Control() { return communicators.Control(streams.reduce()); }
+  // The lane of all ranks that train the model, before the first step.
+  HostLane AllRanks() {
+    return inputs.verdict.has_value() ? communicators.Verdict(streams.reduce()) : Control();
+  }
 
   EngineInputs inputs;
   std::optional<sharding::HostRoom> host_room;  // before Create took the pools

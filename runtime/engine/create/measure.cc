@@ -57,10 +57,21 @@ absl::Status Measuring::Measure() {
   return with_.streams.Make(with_.inputs.device, &plan());
 }
 
-// The size of a group with which gathers are fast on rank 0's links.
+// All parts of a model have one size, because groups decide the order of NCCL's sums.
 absl::Status Measuring::MeasureCoalesce(Scratch& scratch) {
   config_.ebb.measures_coalesce = false;
   if (!with_.inputs.uses_nccl()) return absl::OkStatus();
+  const absl::StatusOr<int64_t> of_part = BucketBytesOfPart(scratch);
+  with_.communicators.gather().Deregister();
+  EBB_RETURN_IF_ERROR(AgreeOnStatus(with_.AllRanks(), of_part.status()));
+  EBB_ASSIGN_OR_RETURN(const std::vector<int64_t> all, AllValues(with_.AllRanks(), *of_part));
+  config_.ebb.coalesce_bytes = all[0];
+  LogChosen("ebb.coalesce", absl::StrCat(all[0], " bytes here"));
+  return absl::OkStatus();
+}
+
+// The size of a group with which gathers are fast on this rank's links.
+absl::StatusOr<int64_t> Measuring::BucketBytesOfPart(Scratch& scratch) {
   constexpr char kWhat[] = "measuring group sizes";
   // Allocated like the pools, because NCCL treats registered memory differently.
   scratch.groups = AllocatePool(with_.inputs, StateClass::kGather, kBucketBytesMax, kWhat);
@@ -74,20 +85,9 @@ absl::Status Measuring::MeasureCoalesce(Scratch& scratch) {
     if (!any.ok()) with_.communicators.gather().Deregister();
     EBB_RETURN_IF_ERROR(with_.communicators.control().status());
   }
-  const auto measure = [&]() -> absl::StatusOr<std::vector<int64_t>> {
-    EBB_ASSIGN_OR_RETURN(const int64_t mine,
-                         MeasureBucketBytes(with_.communicators.gather(), with_.streams.gather(),
-                                            scratch.groups->span(),
-                                            *reinterpret_cast<int64_t*>(scratch.number->data())));
-    // Every shard group has measured.
-    return AllValues(with_.Control(), mine);
-  };
-  const absl::StatusOr<std::vector<int64_t>> all = measure();
-  with_.communicators.gather().Deregister();
-  EBB_RETURN_IF_ERROR(all.status());
-  config_.ebb.coalesce_bytes = (*all)[0];
-  LogChosen("ebb.coalesce", absl::StrCat((*all)[0], " bytes here"));
-  return absl::OkStatus();
+  return MeasureBucketBytes(with_.communicators.gather(), with_.streams.gather(),
+                            scratch.groups->span(),
+                            *reinterpret_cast<int64_t*>(scratch.number->data()));
 }
 
 // The least ratio that ebb.device_memory allows. On a CPU nothing else counts, because the same
@@ -153,12 +153,12 @@ absl::StatusOr<int64_t> Measuring::DeviceBudget() {
   if (config_.ebb.device_memory) return *config_.ebb.device_memory;
   EBB_ASSIGN_OR_RETURN(
       const std::vector<int64_t> devices,
-      AllValues(with_.Control(), static_cast<int64_t>(with_.inputs.device.identity())));
+      AllValues(with_.AllRanks(), static_cast<int64_t>(with_.inputs.device.identity())));
   const int64_t sharing =
-      std::count(devices.begin(), devices.end(), devices[static_cast<size_t>(with_.inputs.rank())]);
+      std::count(devices.begin(), devices.end(), devices[with_.inputs.of_verdict().rank()]);
   EBB_ASSIGN_OR_RETURN(
       const std::vector<int64_t> all,
-      AllValues(with_.Control(),
+      AllValues(with_.AllRanks(),
                 with_.inputs.device.free_bytes().value_or(INT64_MAX) / 10 * 9 / sharing));
   return *std::min_element(all.begin(), all.end());
 }
@@ -254,7 +254,7 @@ absl::Status CheckHostMemory(const EngineInputs& inputs, const sharding::PoolByt
                      .untouched = inputs.model.workspace_untouched_bytes});
     std::string warning = sharding::HostRoomWarning(
         pools, rooms.back(), sharding::SaveBytes(pools, /*has_gpu=*/!holds_device));
-    if (first_ranks.back() == inputs.rank() && !warning.empty())
+    if (first_ranks.back() == lane.communicator.rank() && !warning.empty())
       warnings.push_back(std::move(warning));
   }
   const auto least = std::min_element(rooms.begin(), rooms.end(),

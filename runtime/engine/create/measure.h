@@ -33,6 +33,7 @@ class Measuring {
  private:
   struct Scratch;
   absl::Status MeasureCoalesce(Scratch& scratch);
+  absl::StatusOr<int64_t> BucketBytesOfPart(Scratch& scratch);
   absl::Status MeasureRatio(Scratch& scratch);
   absl::StatusOr<double> MeasureBalance(Scratch& scratch);
   absl::StatusOr<int64_t> DeviceBudget();

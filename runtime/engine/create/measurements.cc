@@ -269,8 +269,7 @@ absl::StatusOr<double> MeasureFile(ShardFile& file, int64_t file_bytes, double& 
     fastest_sum = std::max(fastest_sum, bytes / summed);
   }
   sum = std::min(sum, fastest_sum);
-  const double known = GivenOverrides().disk_rate;
-  return known > 0 ? known : fastest;
+  return GivenOverrides().disk_rate ? GivenOverrides().disk_rate() : fastest;
 }
 
 }  // namespace

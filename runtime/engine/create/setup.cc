@@ -86,47 +86,64 @@ absl::Status Setup::Make() {
   }
   EBB_ASSIGN_OR_RETURN(with_.kernels.device, optim::Kernels::For(inputs.device));
   EBB_ASSIGN_OR_RETURN(with_.kernels.host, optim::Kernels::For(Device::Cpu(1)));
+  const Config given = inputs.config;  // parts may choose other values for "auto"
   Measuring measuring(with_);
   absl::Status own = inputs.options.error;
   if (own.ok()) own = CheckGroups();
   if (own.ok()) own = CheckOptimizer();
-  if (own.ok()) own = CheckOverTensor();
+  if (own.ok() && inputs.verdict.has_value()) own = CheckOverTensor(inputs.model);
   if (own.ok()) measuring.ChooseRatioByCap();
   if (own.ok()) own = with_.plans.Plan();
   EBB_RETURN_IF_ERROR(with_.communicators.MakeControl(with_.ledger));
-  EBB_RETURN_IF_ERROR(with_.communicators.MakeVerdict());
   EBB_RETURN_IF_ERROR(
       with_.streams.Make(inputs.device, with_.plans.has_plans() ? &plan() : nullptr));
-  const absl::Status made = MakePart(measuring, own);
+  EBB_RETURN_IF_ERROR(AgreeThatVerdictIsGiven(with_.Control(), inputs.verdict));
+  EBB_RETURN_IF_ERROR(with_.communicators.MakeVerdict());
+  const absl::Status planned = AgreeInPart(own);
   if (inputs.verdict.has_value()) {
-    EBB_ASSIGN_OR_RETURN(
-        with_.verdict_ranks,
-        AgreeOnVerdict(with_.communicators.Verdict(with_.streams.reduce()), inputs, made));
+    EBB_ASSIGN_OR_RETURN(with_.verdict_ranks,
+                         AgreeOnVerdict(with_.AllRanks(), inputs, given, planned));
   } else {
-    EBB_RETURN_IF_ERROR(made);
+    EBB_RETURN_IF_ERROR(planned);
     with_.verdict_ranks = {.mesh = MeshOf(inputs.config, inputs.size()), .own = inputs.rank()};
     for (int r = 0; r < inputs.size(); ++r) with_.verdict_ranks.ranks.push_back(r);
   }
+  EBB_RETURN_IF_ERROR(AmongAllRanks(MeasureInPart(measuring)));
+  EBB_RETURN_IF_ERROR(
+      CheckHostMemory(inputs, plan().table.bytes, with_.AllRanks(), with_.host_room));
+  EBB_RETURN_IF_ERROR(AmongAllRanks(MakeInPart(measuring)));
   with_.verdict_ranks.compared = decisions().compared;
+  if (inputs.verdict.has_value()) {
+    EBB_RETURN_IF_ERROR(AgreeOnReplicas(with_.AllRanks(), with_.verdict_ranks, inputs.model,
+                                        with_.interpreter->state.filled()));
+  }
   if (inputs.of_verdict().rank() == 0) LogMade();
   return absl::OkStatus();
 }
 
-// With the ranks of the engine's world, so that with more ranks of a verdict these agree once.
-absl::Status Setup::MakePart(Measuring& measuring, const absl::Status& own) {
-  EngineInputs& inputs = with_.inputs;
+// Between calls that are among the ranks of a part alone and calls among all ranks.
+absl::Status Setup::AmongAllRanks(const absl::Status& of_part) {
+  return with_.inputs.verdict.has_value() ? AgreeOnStatus(with_.AllRanks(), of_part) : of_part;
+}
+
+absl::Status Setup::AgreeInPart(const absl::Status& own) {
+  const EngineInputs& inputs = with_.inputs;
   EBB_RETURN_IF_ERROR(AgreeOnPlanned(with_, own));
   EBB_RETURN_IF_ERROR(AgreeOnPlans(with_.Control(), inputs, with_.plans.Fingerprint()));
   EBB_RETURN_IF_ERROR(
       AgreeOnInitialValues(with_.Control(), inputs.model, inputs.options.initial_values_of_rank_0));
-  EBB_RETURN_IF_ERROR(with_.communicators.MakeGather(decisions().shards));
+  return with_.communicators.MakeGather(decisions().shards);
+}
+
+absl::Status Setup::MeasureInPart(Measuring& measuring) {
   EBB_RETURN_IF_ERROR(measuring.Measure());
   // No rank waits on its device for another rank here, because that one may be freeing memory of
   // the measurements.
   EBB_RETURN_IF_ERROR(with_.communicators.MakeSecondary(decisions().secondary_shards));
-  EBB_RETURN_IF_ERROR(with_.communicators.MakeReduce(decisions().shards));
-  EBB_RETURN_IF_ERROR(
-      CheckHostMemory(inputs, plan().table.bytes, with_.Control(), with_.host_room));
+  return with_.communicators.MakeReduce(decisions().shards);
+}
+
+absl::Status Setup::MakeInPart(Measuring& measuring) {
   EBB_RETURN_IF_ERROR(AgreeOnStatus(with_.Control(), MakeMemory()));
   EBB_RETURN_IF_ERROR(with_.collective_pools.Show(*with_.storage, plan().table));
   EBB_RETURN_IF_ERROR(AgreeOnStatus(with_.Control(), with_.interpreter->state.FillSlices()));
@@ -146,6 +163,14 @@ void Setup::LogMade() const {
   const std::string apart = WhatPartsDoApart();
   if (!apart.empty()) LogWarning(absl::StrCat(name, ": ", apart));
   const sharding::Decisions& decided = decisions();
+  if (!decided.compared.empty() && inputs.uses_nccl() && inputs.size() > 2 &&
+      !inputs.config.ebb.deterministic_reduce) {
+    LogWarning(absl::StrCat(
+        name, ": NCCL may add the gradients of ", inputs.size(),
+        " data ranks in another order for each tensor rank. Replicas of parameters that are whole "
+        "over tensor may then differ, which ends a step with an error; "
+        "\"ebb.deterministic_reduce\": true gives them one order"));
+  }
   const std::string unused =
       sharding::WhyNoneIsOffloaded(decided, sharding::PlacementOf(plan().table), inputs.config);
   if (!unused.empty()) LogWarning(absl::StrCat(name, ": ", unused));
@@ -181,12 +206,14 @@ std::string Setup::WhatPartsDoApart() const {
   }
   if (decisions().has_norms()) which.emplace_back("the ratios of LAMB or LARS (optimizer.type)");
   if (which.empty()) return "";
-  return absl::StrCat("its world is a part of another, with ", inputs.size(), " of ",
-                      inputs.world.backend()->me().whole_size,
-                      " ranks, and only the part's gradients decide about ",
-                      absl::StrJoin(which, ", "),
-                      ". If the parts hold one model, they do this differently from each other",
-                      inputs.verdict.has_value() ? "" : "; EngineOptions::verdict mends it");
+  return absl::StrCat(
+      "its world is a part of another, with ", inputs.size(), " of ",
+      inputs.world.backend()->me().whole_size,
+      " ranks, and only the part's gradients decide about ", absl::StrJoin(which, ", "),
+      ". If the parts hold one model, they do this differently from each other",
+      inputs.verdict.has_value() ? ""
+                                 : ", and StepReport::gradient_norm is of the part alone; "
+                                   "EngineOptions::verdict mends it");
 }
 
 // With the trainer's, the one that zeroes memory, the crossings of host streams, and one of NCCL's
@@ -213,20 +240,6 @@ absl::Status Setup::CheckGroups() const {
   if (missing.empty()) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat(missing, ": no parameter of the model is in this group (ParameterSpec::group)"));
-}
-
-// Where parts of a model are on several ranks, the norm of a parameter that is whole on each of them
-// counts once. To guess which ones these are would be a wrong norm without a word.
-absl::Status Setup::CheckOverTensor() const {
-  const std::vector<ParameterSpec>& all = with_.inputs.model.parameters;
-  const auto unsaid = std::find_if(all.begin(), all.end(), [](const ParameterSpec& parameter) {
-    return parameter.over_tensor == OverTensor::kUnsaid;
-  });
-  if (!with_.inputs.verdict.has_value() || unsaid == all.end()) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      "parameter '", unsaid->name,
-      "' does not say how tensor ranks share it: set ParameterSpec::over_tensor to kWhole if each "
-      "has all of it and the same gradient, or to kLocal if each has a part of its own"));
 }
 
 absl::Status Setup::CheckOptimizer() const {
@@ -259,7 +272,7 @@ absl::Status Setup::MakeMemory() {
   EngineInputs& inputs = with_.inputs;
   EBB_RETURN_IF_ERROR(Storage::Create(
       inputs.device, plan(), inputs.config, with_.Slice(), inputs.world.local_size(),
-      absl::StrCat(inputs.options.name, "-rank", inputs.rank()), with_.ledger,
+      absl::StrCat(inputs.options.name, "-rank", inputs.of_verdict().rank()), with_.ledger,
       [&inputs](StateClass state, int64_t bytes, std::string_view what) {
         return AllocatePool(inputs, state, bytes, what);
       },

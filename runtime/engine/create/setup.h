@@ -25,10 +25,12 @@ class Setup {
   absl::Status Make();
 
  private:
-  absl::Status MakePart(Measuring& measuring, const absl::Status& own);
+  absl::Status AgreeInPart(const absl::Status& own);
+  absl::Status MeasureInPart(Measuring& measuring);
+  absl::Status MakeInPart(Measuring& measuring);
+  absl::Status AmongAllRanks(const absl::Status& of_part);
   absl::Status CheckGroups() const;
   absl::Status CheckOptimizer() const;
-  absl::Status CheckOverTensor() const;
   absl::Status MakeMemory();
   int StreamsOfDevice() const;
   void LogMade() const;

@@ -27,9 +27,10 @@ void WarnOnce(const World& world, const std::string& what, absl::string_view why
 
 absl::Status StepTimeline::Make(const sharding::Plan& plan) {
   if (inputs_.config.ebb.trace.empty()) return absl::OkStatus();
-  if (inputs_.rank() == 0) EBB_RETURN_IF_ERROR(Timeline::Create(inputs_.config.ebb.trace));
+  if (inputs_.of_verdict().rank() == 0)
+    EBB_RETURN_IF_ERROR(Timeline::Create(inputs_.config.ebb.trace));
   timeline_ = std::make_unique<Timeline>(
-      Timeline::Options{.rank = inputs_.rank(), .name = inputs_.options.name});
+      Timeline::Options{.rank = inputs_.of_verdict().rank(), .name = inputs_.options.name});
   for (int s = 0; s < sharding::kStreams; ++s)
     timeline_->AddTrack(std::string(sharding::Name(static_cast<sharding::StreamId>(s))));
   EBB_ASSIGN_OR_RETURN(std::unique_ptr<SpanClock> clock, inputs_.device.NewSpanClock());
@@ -73,7 +74,7 @@ void StepTimeline::Write() {
   if (absl::Status written = timeline_->AppendTo(path); !written.ok()) {
     WarnOnce(inputs_.given_world, absl::StrCat("the timeline was not written to ", path),
              written.message());
-  } else if (timeline_->dropped() > 0 && inputs_.rank() == 0) {
+  } else if (timeline_->dropped() > 0 && inputs_.of_verdict().rank() == 0) {
     LogWarning(absl::StrCat("the timeline was full: ", timeline_->dropped(),
                             " later spans of each rank are not in '", path, "'"));
   }

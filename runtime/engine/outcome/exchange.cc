@@ -121,7 +121,8 @@ Verdict Conclude(std::span<const ExchangeRecord> records,
     verdict.updates_started |= record.updates_started;
     if (record.rates_hash != records.front().rates_hash && verdict.other_rates < 0)
       verdict.other_rates = static_cast<int>(rank);
-    verdict.scopes_differ |= record.scopes_hash != records.front().scopes_hash;
+    if (record.scopes_hash != records.front().scopes_hash && verdict.other_scopes < 0)
+      verdict.other_scopes = static_cast<int>(rank);
     if (record.non_finite_unit >= 0 &&
         (verdict.non_finite_rank < 0 ||
          IsEarlier(record.non_finite_unit, verdict.non_finite_unit, backwards))) {

@@ -54,8 +54,8 @@ static_assert(sizeof(ExchangeRecord) == sharding::kExchangeBytes);
 struct Verdict {
   double squares = 0, loss = 0;
   int non_finite_rank = -1, non_finite_unit = -1, non_finite_parameter = -1;
-  bool scopes_differ = false;
-  int other_rates = -1;   // the first rank with other rates than rank 0
+  int other_scopes = -1;  // the first rank that opened other scopes than rank 0
+  int other_rates = -1;   // likewise with other rates
   int64_t known = 0;      // on every rank
   bool returned = false;  // on every rank
   bool engine_failed = false, updates_started = false, broken = false;  // on any rank
@@ -66,6 +66,7 @@ struct Verdict {
 Verdict Conclude(std::span<const ExchangeRecord> records,
                  absl::FunctionRef<std::string(int rank)> error_name,
                  std::span<const int> backwards = {});
+
 // The ranks of a verdict in their mesh: which of them count a value, and which have replicas of a
 // unit. With tensor ranks the verdict is of more ranks than the engine's world:
 //
@@ -81,6 +82,7 @@ struct VerdictRanks {
   // Whether this rank adds what all ranks along these axes have.
   bool Counts(Axes whole) const { return ebb::Counts(whole, mesh, own); }
 };
+
 // Two ranks of the verdict with the same slice of a unit that is whole over tensor, and the squares
 // of its gradient there, which differ.
 struct ReplicaDifference {

@@ -90,6 +90,13 @@ absl::Status OutcomeMessages::ReplicasDiffer(const ReplicaDifference& replicas) 
       "compute the same gradient, bit for bit; over NCCL set ebb.deterministic_reduce"));
 }
 
+absl::Status OutcomeMessages::OtherScopes(const Verdict& ranks) const {
+  return absl::FailedPreconditionError(absl::StrCat(
+      "ranks opened different scopes, or began a step or evaluation with different options: ",
+      RankName(ranks.other_scopes), " differs from ", RankName(0),
+      "; every rank must open the same scopes in the same order"));
+}
+
 absl::Status OutcomeMessages::OtherRates(const Verdict& ranks) const {
   return absl::FailedPreconditionError(absl::StrCat(
       "ranks gave a step different learning rates or weight decays of groups, or different "
@@ -179,8 +186,9 @@ absl::Status OutcomeMessages::BegunDifferently(const WorldRank& ranks,
                                           zero, begun(IsEvaluation(first))));
   }
   constexpr const char* kWhat[kBegunEntries] = {
-      "are in different steps or evaluations (counted from the first, with every Suspend, Resume, "
-      "SetTrainingState and CopyParametersFrom)",
+      "are in different steps or evaluations, or calls (steps and evaluations are counted "
+      "together, "
+      "and so are other calls)",
       "began a step or evaluation with different micro_batches",
       "began a step with different gradient_divisor", "began a step with different learning_rate",
       "began a step with different hold_updates (1), may_leave_out (2) or rates_at_finish (4)"};

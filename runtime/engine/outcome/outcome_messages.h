@@ -25,6 +25,7 @@ class OutcomeMessages {
   std::string ScopeName(sharding::ScopeKind kind, int unit) const;
   std::string ScopeName(int64_t code) const;  // as a log names it
   std::string Skipped(const Verdict& ranks, const StepReport& report, float next_loss_scale) const;
+  absl::Status OtherScopes(const Verdict& ranks) const;
   absl::Status OtherRates(const Verdict& ranks) const;
   absl::Status Overflowed(const Verdict& ranks) const;  // if overflows are not checked
   absl::Status ReplicasDiffer(const ReplicaDifference& replicas) const;

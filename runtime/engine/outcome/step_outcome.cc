@@ -180,13 +180,13 @@ absl::Status StepOutcome::ErrorOf(const Known& known) {
     return errors_.failure();
   }
   if (status.ok()) status = known.ranks.error;
-  if (status.ok() && known.ranks.scopes_differ) {
+  if (status.ok() && known.ranks.other_scopes >= 0) {
     // The ranks come here at different times where the step was left open.
     status = !known.is_step || known.waits ? difference(absl::OkStatus()) : absl::OkStatus();
     // Logs are of the engine's own world, and records of the verdict's.
     if (status.ok() && known.is_step)
       status = messages_.DifferenceOfTrails(control_.records(known.parity));
-    if (status.ok()) status = absl::FailedPreconditionError("ranks opened different scopes");
+    if (status.ok()) status = messages_.OtherScopes(known.ranks);
   }
   if (status.ok() && known.ranks.other_rates >= 0) status = messages_.OtherRates(known.ranks);
   return status;

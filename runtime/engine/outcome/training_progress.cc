@@ -32,8 +32,8 @@ Judgement TrainingProgress::Judge(const StepTerms& step, const Verdict& ranks) {
   const bool finite = std::isfinite(ranks.squares);
   const bool known = ranks.known >= cause_;
   const bool held_back = cause_ > 0 && (!known || (step.early && !step.early_applied));
-  judged.failed = held_back || !ranks.error.ok() || ranks.scopes_differ || ranks.other_rates >= 0 ||
-                  (!finite && !config_.checks_overflow());
+  judged.failed = held_back || !ranks.error.ok() || ranks.other_scopes >= 0 ||
+                  ranks.other_rates >= 0 || (!finite && !config_.checks_overflow());
   judged.cause = held_back ? cause_ : step.exchange;
   if (known || !held_back) cause_ = 0;
   if (judged.failed && !held_back && !step.waits && !ranks.returned) cause_ = judged.cause;

@@ -328,8 +328,8 @@ absl::Status CheckIsPart(const World& whole, const World& part) {
   return absl::OkStatus();
 }
 
-// Parts of a model have these alike: all of parameters that are whole over tensor, and of the others
-// all but the shape.
+// Parts of a model have these alike: all of parameters that are whole over tensor, and all but the
+// shape of the others.
 std::vector<Fact> FactsOfParts(const ModelSpec& model) {
   std::vector<Fact> facts;
   for (const ParameterSpec& parameter : model.parameters) {
@@ -348,10 +348,17 @@ std::vector<Fact> FactsOfParts(const ModelSpec& model) {
 
 }  // namespace
 
+absl::Status AgreeThatVerdictIsGiven(const HostLane& lane, const std::optional<World>& verdict) {
+  const Fact given = {absl::StrCat(
+      "EngineOptions::verdict (",
+      verdict.has_value() ? absl::StrCat("of ", verdict->size(), " ranks)") : "not given)")};
+  return AgreeOnCreated(lane, "verdict", {&given, 1});
+}
+
 absl::StatusOr<VerdictRanks> AgreeOnVerdict(const HostLane& lane, const EngineInputs& inputs,
-                                            const absl::Status& made) {
+                                            const Config& given, const absl::Status& planned) {
   const World &whole = lane.world, &part = inputs.data_world;
-  EBB_RETURN_IF_ERROR(AgreeOnStatus(lane, made.ok() ? CheckIsPart(whole, part) : made));
+  EBB_RETURN_IF_ERROR(AgreeOnStatus(lane, planned.ok() ? CheckIsPart(whole, part) : planned));
   // By rank of the verdict: the first rank of its part, and its number in the part.
   const int64_t own[] = {RankIn(whole, part, 0), part.rank(), part.size()};
   EBB_ASSIGN_OR_RETURN(const std::vector<std::vector<int64_t>> all, AllLists(lane, own));
@@ -363,16 +370,17 @@ absl::StatusOr<VerdictRanks> AgreeOnVerdict(const HostLane& lane, const EngineIn
         absl::StrCat("the parts of EngineOptions::verdict have different numbers of ranks, ",
                      all.front()[2], " and ", each[2], "; give every part the same number"));
   }
-  Config config = inputs.config;
-  config.ebb.trace.clear();  // a part may have a file of its own
-  EBB_RETURN_IF_ERROR(AgreeOnCreated(lane, "configuration", FactsOf(config)));
+  EBB_RETURN_IF_ERROR(AgreeOnCreated(lane, "config", FactsOf(given)));
   EBB_RETURN_IF_ERROR(AgreeOnCreated(lane, "model", FactsOfParts(inputs.model)));
+  EBB_RETURN_IF_ERROR(AgreeOnCreated(lane, "order", OrderOf(inputs.model)));
+  EBB_RETURN_IF_ERROR(AgreeOnCreated(lane, "optimizer", FactsOf(inputs.own_optimizer())));
   ModelSpec replicated;
   for (const ParameterSpec& parameter : inputs.model.parameters)
     if (parameter.over_tensor == OverTensor::kWhole) replicated.parameters.push_back(parameter);
   EBB_RETURN_IF_ERROR(
       AgreeOnInitialValues(lane, replicated, inputs.options.initial_values_of_rank_0));
 
+  Config config = given;
   config.ebb.mesh.tensor = std::ssize(parts);
   VerdictRanks ranks{.mesh = MeshOf(config, whole.size())};
   ranks.ranks.resize(all.size());
@@ -385,6 +393,23 @@ absl::StatusOr<VerdictRanks> AgreeOnVerdict(const HostLane& lane, const EngineIn
     if (r == whole.rank()) ranks.own = number;
   }
   return ranks;
+}
+
+absl::Status AgreeOnReplicas(const HostLane& lane, const VerdictRanks& ranks,
+                             const ModelSpec& model, std::span<const int64_t> filled) {
+  EBB_ASSIGN_OR_RETURN(const std::vector<std::vector<int64_t>> all, AllLists(lane, filled));
+  for (int n = 0; n < std::ssize(ranks.ranks); ++n) {
+    const int first = ranks.ranks[ranks.mesh.with(n, Axis::kTensor, 0)], other = ranks.ranks[n];
+    const auto [its, others] =
+        std::mismatch(all[first].begin(), all[first].end(), all[other].begin(), all[other].end());
+    if (its == all[first].end() || others == all[other].end()) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        "the initial values of parameter '", model.parameters[its - all[first].begin()].name,
+        "' differ between ", lane.world.RankName(first), " and ", lane.world.RankName(other),
+        "; it is whole over tensor (OverTensor::kWhole), so every tensor rank must begin with the "
+        "same values"));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace ebb

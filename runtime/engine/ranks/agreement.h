@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -46,11 +47,19 @@ absl::Status AgreeOnStatus(const HostLane& lane, const absl::Status& own, int64_
 // names the first difference.
 absl::Status AgreeOnPlans(const HostLane& lane, const EngineInputs& inputs, uint64_t plans);
 
-// Among the ranks of EngineInputs::verdict, which are the parts of one model over tensor. An error in
-// `made`, this rank's result of Create so far, is every rank's. Refuses parts that differ in more
-// than the shapes of their own parameters.
+// Refuses ranks of a part of which some alone have a verdict, or one of other ranks.
+absl::Status AgreeThatVerdictIsGiven(const HostLane& lane, const std::optional<World>& verdict);
+
+// Among the ranks of EngineInputs::verdict, which are the parts of one model over tensor. An error
+// in `planned`, this rank's result of Create so far, is every rank's. Refuses parts that differ in
+// more than the shapes of their own parameters. `given`: the config before "auto" was chosen.
 absl::StatusOr<VerdictRanks> AgreeOnVerdict(const HostLane& lane, const EngineInputs& inputs,
-                                            const absl::Status& made);
+                                            const Config& given, const absl::Status& planned);
+
+// Refuses parts with different first values of parameters that are whole over tensor. `filled`: by
+// parameter, a hash of this rank's slice.
+absl::Status AgreeOnReplicas(const HostLane& lane, const VerdictRanks& ranks,
+                             const ModelSpec& model, std::span<const int64_t> filled);
 
 // Refuses ranks that ask for different orders of the same units, and names the first difference.
 absl::Status AgreeOnOrder(const HostLane& lane, const ModelSpec& model, uint64_t plans);

@@ -41,7 +41,7 @@ absl::Status CallBarrier::WaitOnStepCommunicators() {
 
 absl::Status CallBarrier::Enter(CallKind call, int64_t subject, const absl::Status& own) {
   log_.Clear();
-  log_.Begin(core_.calls.NextNumber());
+  log_.Begin(core_.calls.NextCall());
   log_.Begin(kOfCall + static_cast<int64_t>(call));
   log_.Begin(subject);
   if (core_.errors.has_failed()) {

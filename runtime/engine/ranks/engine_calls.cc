@@ -6,8 +6,8 @@
 
 namespace ebb {
 
-EngineCalls::EngineCalls(World world, std::string_view name, const ModelSpec& model)
-    : world_(std::move(world)) {
+EngineCalls::EngineCalls(World world, bool of_part, std::string_view name, const ModelSpec& model)
+    : world_(std::move(world)), of_part_(of_part) {
   if (CallOrder* const order = world_.calls()) {
     std::vector<std::string> units;
     for (const UnitSpec& unit : model.units) units.push_back(unit.name);
@@ -19,6 +19,12 @@ EngineCalls::EngineCalls(World world, std::string_view name, const ModelSpec& mo
 void EngineCalls::Note(CallKind kind) const {
   CallOrder* const order = world_.calls();
   if (order == nullptr) return;
+  if (of_part_) {
+    if (kind != CallKind::kCreate && !Begins(kind) && !Finishes(kind)) return;
+    // One part may have been written to alone.
+    if (kind == CallKind::kStepWithWritten) kind = CallKind::kStep;
+    if (kind == CallKind::kEvaluationWithWritten) kind = CallKind::kEvaluation;
+  }
   if (absl::Status apart = order->Note({.kind = kind, .engine = engine_}); !apart.ok())
     world_.Fail(std::move(apart));
 }

@@ -14,8 +14,9 @@ namespace ebb {
 
 class EngineCalls {
  public:
-  // Notes Create, the engine's first call.
-  EngineCalls(World world, std::string_view name, const ModelSpec& model);
+  // Notes Create, the engine's first call. `of_part`: the engine has a part of a model that the
+  // ranks of `world` train; then only Create, steps and evaluations are calls of all these ranks.
+  EngineCalls(World world, bool of_part, std::string_view name, const ModelSpec& model);
 
   // Different calls of two ranks fail their world. Every rank gets a Status, now or in the
   // collective that it waits in, and no engine of that world goes on.
@@ -23,8 +24,10 @@ class EngineCalls {
   // For ranks that wait for each other (comm/wait_cycles.h).
   void NoteScope(sharding::ScopeKind kind, UnitId unit) const;
   void NoteDrop() const;
-  // Numbers steps, evaluations and other calls of all ranks: equal on each, or their logs differ.
-  int64_t NextNumber() { return ++last_number_; }
+  // Numbers steps and evaluations, and apart from them other calls of all ranks: equal on each, or
+  // their logs differ. Parts of one model make the same steps, but other calls of their own.
+  int64_t NextStep() { return ++last_step_; }
+  int64_t NextCall() { return ++last_call_; }
   // Passes a call's result on and notes its error (CallOrder::NoteError).
   template <class Result>
   Result Returned(Result result) const {
@@ -47,8 +50,9 @@ class EngineCalls {
 
  private:
   const World world_;
+  const bool of_part_;
   int engine_ = -1;
-  int64_t last_number_ = 0;
+  int64_t last_step_ = 0, last_call_ = 0;
 };
 
 }  // namespace ebb

@@ -84,8 +84,7 @@ absl::Status EngineCommunicators::MakeReduce(int shards) {
 }
 
 absl::Status EngineCommunicators::BarrierAfterFreedMemory() const {
-  return inputs_.uses_nccl() ? inputs_.given_world.MeetOnHost(OptionsOf("moved"))
-                             : absl::OkStatus();
+  return inputs_.uses_nccl() ? inputs_.data_world.MeetOnHost(OptionsOf("moved")) : absl::OkStatus();
 }
 
 void EngineCommunicators::Leave() {

@@ -50,8 +50,8 @@ class EngineCommunicators {
   std::optional<Communicator>* at(sharding::Lane lane) {
     return &lanes_[static_cast<size_t>(lane)];
   }
-  // Over all ranks of a verdict, on the reduce stream. If shards are not repeated, it is the communicator of
-  // reductions.
+  // Over all ranks of a verdict, on the reduce stream. If shards are not repeated, it is the
+  // communicator of reductions.
   std::optional<Communicator>* of_world() {
     std::optional<Communicator>* const own = at(sharding::Lane::kExchange);
     return own->has_value() ? own : at(sharding::Lane::kReduce);

@@ -11,6 +11,7 @@
 #include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/device/buffer.h"
 #include "ebb/runtime/engine/updates/update_table.h"
+#include "ebb/sharding/fingerprint.h"
 #include "ebb/sharding/interval.h"
 #include "ebb/sharding/plan_facts.h"
 
@@ -74,7 +75,7 @@ Slice InitialValues::Of(const sharding::Interval& interval) const {
 }
 
 // Runs that are as long as a slot of the staging is, each by all threads.
-absl::Status InitialValues::Fill(StateValues& state) const {
+absl::Status InitialValues::Fill(StateValues& state) {
   std::vector<float> values;
   const auto fill = [&](const sharding::Section& section, int64_t first) -> absl::Status {
     std::mutex mutex;
@@ -107,9 +108,29 @@ absl::Status InitialValues::Fill(StateValues& state) const {
   return state.Await();
 }
 
+// Where several tensor ranks have a parameter; else nobody asks.
+void InitialValues::Hash(const sharding::Section& section, int64_t first,
+                         std::span<const float> values) {
+  if (!inputs.verdict.has_value()) return;
+  filled.resize(inputs.model.parameters.size());
+  for (const sharding::Interval& interval :
+       sharding::IntervalsIn(section, first, first + std::ssize(values))) {
+    if (inputs.model[interval.parameter].over_tensor != OverTensor::kWhole) continue;
+    const auto count = static_cast<size_t>(interval.end - interval.begin);
+    const std::span<const float> run = values.subspan(static_cast<size_t>(interval.offset), count);
+    int64_t& hash = filled[static_cast<size_t>(interval.parameter)];
+    hash =
+        static_cast<int64_t>(sharding::Hasher()
+                                 .Add(hash)
+                                 .Add({reinterpret_cast<const char*>(run.data()), run.size_bytes()})
+                                 .hash());
+  }
+}
+
 absl::Status InitialValues::Store(StateValues& state, int unit, bool trainable, int64_t first,
-                                  std::span<const float> values) const {
+                                  std::span<const float> values) {
   const sharding::Section& section = sharding::SectionOf(state.plan(), unit, trainable);
+  Hash(section, first, values);
   const int64_t begin = first % section.shard;
   const auto write = [&](StateClass what, std::span<const float> from) {
     return state.Write(
@@ -141,8 +162,7 @@ absl::Status InitialValues::AskInTurn(const sharding::Section& section, int64_t 
 }
 
 // A rank that has an error broadcasts and receives on: the others wait for every piece.
-absl::Status InitialValues::FillAsRank0(StateValues& state, bool is_rank_0,
-                                        Broadcast broadcast) const {
+absl::Status InitialValues::FillAsRank0(StateValues& state, bool is_rank_0, Broadcast broadcast) {
   absl::Status own;
   std::vector<float> values;
   for (int unit = 0; unit < static_cast<int>(inputs.model.units.size()); ++unit) {

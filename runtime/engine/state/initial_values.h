@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
@@ -19,14 +20,16 @@ absl::Status CheckBytes(const ParameterSpec& parameter, std::span<const float> v
 
 struct InitialValues {
   const EngineInputs& inputs;
+  // By parameter: a hash of the values of this rank's slice, of those that are whole over tensor.
+  std::vector<int64_t> filled = {};
 
   // Some optimizer states begin with other values than 0.
   bool OfStates() const;
   // From this rank's initialisers.
-  absl::Status Fill(StateValues& state) const;
+  absl::Status Fill(StateValues& state);
   // Collective: from rank 0's. All ranks call `broadcast` equally often; it gives rank 0's values.
   using Broadcast = absl::FunctionRef<absl::Status(std::span<float>)>;
-  absl::Status FillAsRank0(StateValues& state, bool is_rank_0, Broadcast broadcast) const;
+  absl::Status FillAsRank0(StateValues& state, bool is_rank_0, Broadcast broadcast);
 
  private:
   absl::Status AskInTurn(const sharding::Section& section, int64_t begin,
@@ -35,7 +38,8 @@ struct InitialValues {
   // Stores values of this rank's slice, from element `first` of the section on, and the optimizer's
   // states.
   absl::Status Store(StateValues& state, int unit, bool trainable, int64_t first,
-                     std::span<const float> values) const;
+                     std::span<const float> values);
+  void Hash(const sharding::Section& section, int64_t first, std::span<const float> values);
 };
 
 }  // namespace ebb

@@ -64,6 +64,7 @@ class StateAccess {
 
   // This rank's slices from the initialisers; collective if rank 0's count for all.
   absl::Status FillSlices();
+  std::span<const int64_t> filled() const { return initial_.filled; }  // InitialValues::filled
   // Spreads slices that were filled, or written since the last call, to what ranks keep whole.
   absl::Status SpreadFilled();
   absl::Status SpreadWritten();
@@ -108,7 +109,7 @@ class StateAccess {
 
   const Core& core_;
   const OptimizerStateNames& names_;
-  const InitialValues initial_;
+  InitialValues initial_;
   const HostLane lane_;
   StateValues values_;
   sharding::SpreadClasses written_;

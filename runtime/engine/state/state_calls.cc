@@ -164,8 +164,17 @@ absl::Status StateCalls::SetTrainingState(const TrainingState& state) {
 
 absl::Status StateCalls::CheckCopyInto(const StateCalls& destination) const {
   const std::string& name = core_.inputs.options.name;
-  if (!(core_.inputs.given_world == destination.core_.inputs.given_world) ||
-      core_.inputs.size() != destination.core_.inputs.size()) {
+  const auto tensor_of = [](const StateCalls& one) {
+    return one.core_.inputs.config.ebb.mesh.tensor;
+  };
+  if (core_.inputs.given_world == destination.core_.inputs.given_world &&
+      tensor_of(*this) != tensor_of(destination)) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "CopyParametersFrom('", name, "') into '", destination.core_.inputs.options.name,
+        "': the engines have different meshes, with \"ebb.mesh.tensor\" ", tensor_of(*this),
+        " and ", tensor_of(destination), "; create both with the same"));
+  }
+  if (!(core_.inputs.given_world == destination.core_.inputs.given_world)) {
     return absl::FailedPreconditionError(absl::StrCat(
         "CopyParametersFrom('", name, "') into '", destination.core_.inputs.options.name,
         "': the engines are of different worlds; create both with the same World"));

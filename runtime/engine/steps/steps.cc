@@ -25,7 +25,7 @@ int64_t Steps::Begin(const StepOptions& options) {
     suspension_.NoteRefusedStep();
     return Suspension::kRefused;
   }
-  const int64_t number = core_.calls.NextNumber();
+  const int64_t number = core_.calls.NextStep();
   if (progress_.alive) {
     core_.errors.Note(
         absl::FailedPreconditionError("BeginStep while a Step or Evaluation of the same engine is "
@@ -114,7 +114,7 @@ void Steps::TakeOptions(const StepOptions& options) {
 
 int64_t Steps::BeginEvaluation(int micro_batches, const EvaluationOptions& options) {
   if (suspension_.suspended()) return Suspension::kRefused;
-  const int64_t number = core_.calls.NextNumber();
+  const int64_t number = core_.calls.NextStep();
   const bool may_leave_out = progress_.alive && progress_.options.may_leave_out;
   if (progress_.alive) {
     if (absl::Status may = paused_.MayEvaluate(); !may.ok()) {
