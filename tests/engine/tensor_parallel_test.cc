@@ -247,8 +247,9 @@ Config ConfigOf(DType compute, int stage, int shard_group = 0) {
   return config;
 }
 
-// Ways to have tensor ranks; kApart: as before there was a verdict.
-enum class Way { kVerdict, kMesh, kApart };
+// Ways to have tensor ranks. kVerdictOfParts: the ranks of each part are neighbours, so a rank has
+// another number in the mesh than in the world. kApart: without a verdict.
+enum class Way { kVerdict, kVerdictOfParts, kMesh, kApart };
 
 struct Outcome {
   absl::Status created, finished, reported;  // of the step with the fault, if there is one
@@ -289,7 +290,8 @@ absl::Status Run(Engine& engine, Trainer& trainer, int rank, const ModelSpec& mo
   return absl::OkStatus();
 }
 
-// By rank of the world. Its ranks 0 and 1 are the tensor ranks of the first sample.
+// By rank of the world. Its ranks 0 and 1 are the tensor ranks of the first sample, or with
+// kVerdictOfParts the data ranks of the first part.
 std::vector<Outcome> Train(Way way, Config config, const Fault& fault = {},
                            OverTensor of_gain = OverTensor::kWhole, const Apart& apart = {}) {
   config.ebb.mesh.tensor = kTensor;
@@ -298,11 +300,14 @@ std::vector<Outcome> Train(Way way, Config config, const Fault& fault = {},
   std::vector<Outcome> outcomes(static_cast<size_t>(mesh.ranks()));
   OnThreads(mesh.ranks(), [&](World world) -> absl::Status {
     Outcome& outcome = outcomes[static_cast<size_t>(world.rank())];
-    const int data = mesh.index(world.rank(), kDataAxes),
-              tensor = mesh.coordinate(world.rank(), Axis::kTensor);
+    const int in_mesh = way == Way::kVerdictOfParts
+                            ? world.rank() % kData * kTensor + world.rank() / kData
+                            : world.rank();
+    const int data = mesh.index(in_mesh, kDataAxes),
+              tensor = mesh.coordinate(in_mesh, Axis::kTensor);
     EBB_ASSIGN_OR_RETURN(
         const World layer,
-        world.Split(/*colour=*/mesh.with(world.rank(), Axis::kTensor, 0), /*key=*/world.rank()));
+        world.Split(/*colour=*/mesh.with(in_mesh, Axis::kTensor, 0), /*key=*/in_mesh));
     EBB_ASSIGN_OR_RETURN(Communicator sums, layer.NewCommunicator());
     ModelSpec model = Model(tensor, kTensor);
     for (int b = 0; b < kBlocks; ++b)
@@ -311,7 +316,7 @@ std::vector<Outcome> Train(Way way, Config config, const Fault& fault = {},
     EngineOptions options;
     if (way != Way::kMesh) {
       EBB_ASSIGN_OR_RETURN(of_engine, world.Split(/*colour=*/tensor, /*key=*/data));
-      if (way == Way::kVerdict) options.verdict = world;
+      if (way != Way::kApart) options.verdict = world;
     }
     if (apart.change != nullptr) apart.change(options, model, world.rank());
     absl::StatusOr<Engine> engine =
@@ -322,7 +327,7 @@ std::vector<Outcome> Train(Way way, Config config, const Fault& fault = {},
     EXPECT_EQ(engine->world().rank(), data);
     if (way != Way::kApart) {
       EXPECT_EQ(engine->mesh(), mesh);
-      EXPECT_EQ(engine->rank_in_mesh(), world.rank());
+      EXPECT_EQ(engine->rank_in_mesh(), in_mesh);
     }
     Trainer trainer(data, tensor, std::move(sums));
     return Run(*engine, trainer, world.rank(), model, tensor, kTensor, fault, outcome, apart);
@@ -529,6 +534,69 @@ TEST_P(TensorParallelTest, AnEvaluationThatDiffersBetweenPartsNamesARank) {
   };
   Train(GetParam().way, ConfigOf(DType::kFloat32, GetParam().stage, GetParam().shard_group), {},
         OverTensor::kWhole, {.before_step = evaluate});
+}
+
+TEST(TensorParallel, TheRanksOfAVerdictMayHaveOtherNumbersInTheMesh) {
+  const Config config = ConfigOf(DType::kFloat32, 3);
+  const std::vector<Outcome> in_order = Train(Way::kVerdict, config),
+                             by_part = Train(Way::kVerdictOfParts, config);
+  for (const Outcome& outcome : by_part) {
+    EXPECT_EQ(outcome.whole, in_order[0].whole);
+    ASSERT_EQ(outcome.steps.size(), size_t{kSteps});
+    EXPECT_EQ(outcome.evaluation.count, in_order[0].evaluation.count);
+  }
+  for (const Fault& fault : {Fault{.rank = 2, .step = 1, .in_gain = 0.01f},
+                             Fault{.rank = 1, .step = 1, .in_gain = 0.01f}}) {
+    for (const Outcome& outcome : Train(Way::kVerdictOfParts, config, fault))
+      EXPECT_THAT(outcome.reported,
+                  Says("the gradient of 'block0 [whole]' differs between tensor ranks 0 and 1: "));
+  }
+}
+
+// Neither where states and parameters are kept nor when updates run.
+TEST(TensorParallel, TiersAndEarlyUpdatesChangeNoBit) {
+  const Scratch scratch;
+  Config config = ConfigOf(DType::kFloat32, 3);
+  config.optimizer.type = OptimizerType::kAdamW;
+  config.optimizer.learning_rate = 0.01;
+  config.gradient_clipping = 0;
+  for (const Way way : {Way::kVerdict, Way::kMesh}) {
+    std::optional<Outcome> first;
+    for (const bool early : {false, true}) {
+      for (const Tier tier : {Tier::kDevice, Tier::kCpu, Tier::kNvme}) {
+        SCOPED_TRACE(absl::StrCat(early, " ", std::string(Name(tier))));
+        Config variant = tier == Tier::kNvme ? OnNvme(config, scratch.path()) : config;
+        variant.ebb.check_overflow = !early;
+        if (tier == Tier::kCpu)
+          variant.zero.offload_param.device = variant.zero.offload_optimizer.device = tier;
+        for (const Outcome& outcome : Train(way, variant)) {
+          ASSERT_OK(outcome.created);
+          ASSERT_EQ(outcome.steps.size(), size_t{kSteps});
+          if (!first.has_value()) first = outcome;
+          EXPECT_EQ(outcome.whole, first->whole);
+          EXPECT_EQ(outcome.steps.back().gradient_norm, first->steps.back().gradient_norm);
+        }
+      }
+    }
+  }
+}
+
+// In a parameter that one rank has alone, and in one that has a replica.
+TEST(TensorParallel, ANanOfAnyRankSkipsTheStepOnAllRanks) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  for (int rank = 0; rank < kData * kTensor; ++rank) {
+    for (const Fault& fault : {Fault{.rank = rank, .step = 1, .in_up = nan},
+                               Fault{.rank = rank, .step = 1, .in_gain = nan}}) {
+      const std::vector<Outcome> outcomes =
+          Train(Way::kVerdict, ConfigOf(DType::kFloat16, 2), fault);
+      for (const Outcome& outcome : outcomes) {
+        ASSERT_EQ(outcome.steps.size(), size_t{kSteps}) << outcome.reported;
+        EXPECT_FALSE(outcome.steps[1].applied);
+        EXPECT_TRUE(outcome.steps[2].applied);
+        EXPECT_EQ(outcome.whole, outcomes[0].whole);
+      }
+    }
+  }
 }
 
 // Each part measures the rates of its own files, and chooses by them.
