@@ -57,6 +57,7 @@ set(ebb_public_headers
   runtime/trace/resident_set.h
   runtime/trace/standard_streams.h
   runtime/trace/timeline.h
+  sharding/mesh.h
   sharding/model.h
   sharding/state.h)
 

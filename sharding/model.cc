@@ -179,14 +179,17 @@ absl::Status CheckBoundaries(const ModelSpec& model) {
   if (std::none_of(forward.begin(), forward.end(), kept)) return absl::OkStatus();
   for (size_t u = 0; u < model.units.size(); ++u) {
     if (model.units[u].parts.empty()) continue;
-    const ParameterId other = model[model.units[u].parts.front()].parameters.front();
+    const ParameterSpec& other = model[model[model.units[u].parts.front()].parameters.front()];
+    const bool of_tensor =
+        other.over_tensor != model[model.units[u].parameters.front()].over_tensor;
     return absl::InvalidArgumentError(absl::StrCat(
-        Label("unit", u, model.units[u].name),
-        " has parameters of several dtypes, or some that are whole over tensor, as '",
-        model[other].name, "', whose scopes are open together, but boundary activations of the ",
-        "engine (Visit::output_bytes) pass from one scope to the next: give its parameters one ",
-        "dtype (ParameterSpec::compute) and one OverTensor, in units of their own if need be, or ",
-        "keep the activations in the trainer (output_bytes 0)"));
+        Label("unit", u, model.units[u].name), " has parameters ",
+        of_tensor ? "that are whole over tensor, and others" : "of several dtypes", ", as '",
+        other.name, "', whose scopes are open together, but boundary activations of the engine ",
+        "(Visit::output_bytes) pass from one scope to the next: give its parameters one ",
+        of_tensor ? "ParameterSpec::over_tensor, in units of their own if need be"
+                  : "dtype (ParameterSpec::compute)",
+        ", or keep the activations in the trainer (output_bytes 0)"));
   }
   const auto gap = std::find_if_not(forward.begin(), forward.end() - 1, kept);
   if (gap == forward.end() - 1) return absl::OkStatus();
