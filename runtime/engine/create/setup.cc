@@ -31,9 +31,10 @@ struct Worlds {
 absl::StatusOr<Worlds> WorldsOf(const World& given, const Config& config,
                                 const EngineOptions& options) {
   if (config.ebb.mesh.tensor == 1) {
-    std::optional<World> verdict = options.verdict;
-    if (verdict.has_value() && *verdict == given) verdict.reset();
-    return Worlds{given, verdict};
+    // The engine's own ranks have their verdict already.
+    if (!options.verdict.has_value() || *options.verdict == given)
+      return Worlds{given, std::nullopt};
+    return Worlds{given, *options.verdict};
   }
   if (options.verdict.has_value()) {
     return absl::InvalidArgumentError(
