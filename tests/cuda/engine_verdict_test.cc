@@ -1,5 +1,5 @@
 // Tensor ranks on GPUs: with parameters that are all whole over tensor, two data ranks x two tensor
-// ranks have the bits of two ranks on the CPU, whoever connects them. On the stand-in.
+// ranks have the bits of two ranks on the CPU, over NCCL and on a shared device. On the stand-in.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

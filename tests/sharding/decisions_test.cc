@@ -280,7 +280,7 @@ TEST(DivideByDType, ParametersThatAreWholeOverTensorArePartsBesideOthers) {
   EXPECT_EQ(names, (std::vector<std::string>{"block", "head", "block [whole]",
                                              "block [bf16, whole]", "block [int8]"}));
   EXPECT_EQ(model.units[0].parameters, (std::vector{ParameterId{3}}));
-  // A unit whose trained parameters are all whole keeps these.
+  // If all trained parameters of a unit are whole, the unit keeps them.
   model = Block();
   for (const int whole : {1, 2, 3})
     model.parameters[static_cast<size_t>(whole)].over_tensor = OverTensor::kWhole;

@@ -1,4 +1,4 @@
-// The numbers of ranks in a mesh, for random meshes: coordinates, groups, and who counts.
+// The numbers of ranks in a mesh, for random meshes: coordinates, groups, and the ranks that count.
 #include "ebb/sharding/mesh.h"
 
 #include <gtest/gtest.h>

@@ -108,7 +108,7 @@ absl::Status InitialValues::Fill(StateValues& state) {
   return state.Await();
 }
 
-// Where several tensor ranks have a parameter; else nobody asks.
+// Replicas are compared by these hashes. Without tensor ranks there are none.
 void InitialValues::Hash(const sharding::Section& section, int64_t first,
                          std::span<const float> values) {
   if (!inputs.verdict.has_value()) return;
