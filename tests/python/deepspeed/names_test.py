@@ -132,12 +132,14 @@ def test_the_import_is_short_and_has_no_engine():
     assert done.stdout == "['ebb.deepspeed', 'ebb.deepspeed.names']\n", done.stderr
 
 
-def test_install_after_another_deepspeed_is_an_error(tmp_path):
-    (tmp_path / "deepspeed").mkdir()
-    (tmp_path / "deepspeed" / "__init__.py").write_text("")
-    path = _written(tmp_path, "import deepspeed, ebb.deepspeed\ntry:\n    ebb.deepspeed.install()\nexcept ImportError as error:\n    print(error)\n")
+@pytest.mark.parametrize("name", ["deepspeed", "accelerate.utils"])
+def test_install_after_what_looked_for_deepspeed_is_an_error(name, tmp_path):
+    folder = tmp_path / name.replace(".", "/")
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text("")
+    path = _written(tmp_path, f"import {name}, ebb.deepspeed\ntry:\n    ebb.deepspeed.install()\nexcept ImportError as error:\n    print(error)\n")
     done = subprocess.run([sys.executable, path], capture_output=True, text=True, env=dict(os.environ), timeout=200)
-    assert "deepspeed is imported already, from" in done.stdout, done.stderr
+    assert f"{name} is imported already, from {folder}" in done.stdout, done.stderr
 
 
 def test_the_launcher_starts_a_process_for_each_number(tmp_path):
