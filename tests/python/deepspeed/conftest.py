@@ -1,5 +1,16 @@
+import sys
+
+import ebb.deepspeed
 import pytest
 from ranks import Ranks
+
+
+@pytest.fixture(scope="package", autouse=True)
+def deepspeed_is_in_the_path():
+    """As after `python -m ebb.deepspeed`: other tests of this process may have imported accelerate."""
+    sys.path.insert(0, ebb.deepspeed.PATH)
+    yield
+    sys.path.remove(ebb.deepspeed.PATH)
 
 
 @pytest.fixture(scope="package")

@@ -134,11 +134,16 @@ def test_the_import_is_short_and_has_no_engine():
 
 @pytest.mark.parametrize("name", ["deepspeed", "accelerate.utils"])
 def test_install_after_what_looked_for_deepspeed_is_an_error(name, tmp_path):
-    folder = tmp_path / name.replace(".", "/")
-    folder.mkdir(parents=True)
-    (folder / "__init__.py").write_text("")
+    from ebb.deepspeed import PATH
+
+    folder = tmp_path
+    for part in name.split("."):
+        folder /= part
+        folder.mkdir()
+        (folder / "__init__.py").write_text("")
     path = _written(tmp_path, f"import {name}, ebb.deepspeed\ntry:\n    ebb.deepspeed.install()\nexcept ImportError as error:\n    print(error)\n")
-    done = subprocess.run([sys.executable, path], capture_output=True, text=True, env=dict(os.environ), timeout=200)
+    python_path = os.pathsep.join(one for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one != PATH)
+    done = subprocess.run([sys.executable, path], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": python_path}, timeout=200)
     assert f"{name} is imported already, from {folder}" in done.stdout, done.stderr
 
 

@@ -16,10 +16,11 @@ PATH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "path")
 
 def install() -> None:
     """Makes `import deepspeed` Ebb's, in this process and in those that it starts. Raises if DeepSpeed or accelerate is imported already."""
+    # accelerate looks for deepspeed when it is imported.
+    loaded = sys.modules.get("deepspeed") or (PATH not in sys.path and sys.modules.get("accelerate.utils"))
+    if loaded and not hasattr(loaded, "__ebb__"):
+        raise ImportError(f"{loaded.__name__} is imported already, from {loaded.__file__}: call ebb.deepspeed.install() before")
     if PATH not in sys.path:
-        for name in ("deepspeed", "accelerate.utils"):  # which has looked for deepspeed already
-            if name in sys.modules:
-                raise ImportError(f"{name} is imported already, from {sys.modules[name].__file__}: call ebb.deepspeed.install() before")
         sys.path.insert(0, PATH)
     os.environ.update(environment())
 
