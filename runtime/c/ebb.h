@@ -285,10 +285,18 @@ int32_t ebb_evaluation_finish(ebb_engine*, double* loss); /* collective; `loss` 
  * arrays. */
 int32_t ebb_read(ebb_engine*, int32_t state, const char* name, ebb_sink, void* user);
 int32_t ebb_write(ebb_engine*, int32_t state, const char* name, ebb_fill, void* user);
+/* The same for one parameter alone. Others are not touched. Gradients: after ebb_step_reduce, which
+ * makes them final. */
+int32_t ebb_read_parameter(ebb_engine*, int32_t parameter, int32_t state, const char* name,
+                           ebb_sink, void* user);
+int32_t ebb_write_parameter(ebb_engine*, int32_t parameter, int32_t state, const char* name,
+                            ebb_fill, void* user);
 /* Collective: gives a whole parameter, in order, to rank `root`, or to all ranks (-1). `state`:
- * EBB_MASTER or EBB_PARAMETER. */
+ * EBB_MASTER or EBB_PARAMETER. The second takes what ebb_read_parameter reads. */
 int32_t ebb_gather(ebb_engine*, int32_t parameter, int32_t state, int32_t root, ebb_sink,
                    void* user);
+int32_t ebb_gather_state(ebb_engine*, int32_t parameter, int32_t state, const char* name,
+                         int32_t root, ebb_sink, void* user);
 
 typedef struct {
   uint32_t struct_size;
@@ -320,8 +328,19 @@ int32_t ebb_save(ebb_engine*, const char* folder, const ebb_save_options*, int64
  * ebb_save may wait: on another thread it is EBB_FAILED_PRECONDITION, because the two threads could
  * wait for each other. */
 int32_t ebb_save_wait(ebb_engine*, int64_t ticket, int32_t* done);
+typedef struct {
+  uint32_t struct_size;
+  int32_t without_states; /* loads parameters and masters alone; the run's steps stay as they are */
+  int32_t partial;        /* values that the checkpoint lacks stay as they are, and what the model
+                             lacks is left out; 0: both are errors */
+} ebb_load_options;
+
 /* Collective: loads a checkpoint, or the newest undamaged one of a folder. The last may be null. */
 int32_t ebb_load(ebb_engine*, const char* path, ebb_loaded*);
+int32_t ebb_load_with(ebb_engine*, const char* path, const ebb_load_options*, ebb_loaded*);
+/* Writes the tensors of another program's files as a checkpoint `folder`/step-N. `tensors` is the
+ * JSON that `python3 -m ebb.checkpoint PATH` prints of them. Needs no engine. */
+int32_t ebb_import_tensors(const char* tensors, const char* folder);
 
 typedef struct {
   int32_t state, tier, direction;

@@ -1,5 +1,7 @@
 // State in and out, checkpoints, and the tables.
 #include "ebb/runtime/c/handles.h"
+#include "ebb/runtime/checkpoint/checkpoint_tensors.h"
+#include "ebb/runtime/checkpoint/model_files.h"
 
 namespace ebb::c {
 namespace {
@@ -62,23 +64,39 @@ int32_t ebb_write(ebb_engine* handle, int32_t state, const char* name, ebb_fill 
   });
 }
 
+int32_t ebb_read_parameter(ebb_engine* handle, int32_t parameter, int32_t state, const char* name,
+                           ebb_sink sink, void* user) {
+  return CallEngine(handle, [&](ebb::Engine& engine) -> absl::Status {
+    EBB_ASSIGN_OR_RETURN(const ebb::StateClass what, ebb::c::ReadableState(state));
+    if (sink == nullptr) return absl::InvalidArgumentError("the sink is null");
+    return engine.Read(ebb::ParameterId{parameter}, what, ebb::c::Into(sink, user),
+                       ebb::c::TextOr(name, ""));
+  });
+}
+
+int32_t ebb_write_parameter(ebb_engine* handle, int32_t parameter, int32_t state, const char* name,
+                            ebb_fill fill, void* user) {
+  return CallEngine(handle, [&](ebb::Engine& engine) -> absl::Status {
+    EBB_ASSIGN_OR_RETURN(const ebb::StateClass what, ebb::c::ReadableState(state));
+    if (fill == nullptr) return absl::InvalidArgumentError("the source of values is null");
+    return engine.Write(ebb::ParameterId{parameter}, what, ebb::c::FromFill(fill, user),
+                        ebb::c::TextOr(name, ""));
+  });
+}
+
+int32_t ebb_gather_state(ebb_engine* handle, int32_t parameter, int32_t state, const char* name,
+                         int32_t root, ebb_sink sink, void* user) {
+  return CallEngine(handle, [&](ebb::Engine& engine) -> absl::Status {
+    EBB_ASSIGN_OR_RETURN(const ebb::StateClass what, ebb::c::ReadableState(state));
+    if (sink == nullptr) return absl::InvalidArgumentError("the sink is null");
+    return engine.Gather(ebb::ParameterId{parameter}, what, ebb::c::Into(sink, user), root,
+                         ebb::c::TextOr(name, ""));
+  });
+}
+
 int32_t ebb_gather(ebb_engine* handle, int32_t parameter, int32_t state, int32_t root,
                    ebb_sink sink, void* user) {
-  return CallEngine(handle, [&](ebb::Engine& engine) -> absl::Status {
-    if (state != EBB_PARAMETER && state != EBB_MASTER)
-      return absl::InvalidArgumentError("EBB_PARAMETER and EBB_MASTER can be gathered");
-    const size_t parameters = engine.model().parameters.size();
-    if (parameter < 0 || static_cast<size_t>(parameter) >= parameters) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("parameter ", parameter, " is not of the model, which has ", parameters));
-    }
-    const int size = engine.world().size();
-    if (root < -1 || root >= size)
-      return absl::InvalidArgumentError(absl::StrCat("rank ", root, " of a world of ", size));
-    if (sink == nullptr) return absl::InvalidArgumentError("the sink is null");
-    return engine.Gather(ebb::ParameterId{parameter}, static_cast<ebb::StateClass>(state),
-                         ebb::c::Into(sink, user), root);
-  });
+  return ebb_gather_state(handle, parameter, state, /*name=*/nullptr, root, sink, user);
 }
 
 int32_t ebb_save(ebb_engine* handle, const char* folder, const ebb_save_options* given,
@@ -118,13 +136,24 @@ int32_t ebb_save_wait(ebb_engine* handle, int64_t ticket, int32_t* done) {
 }
 
 int32_t ebb_load(ebb_engine* handle, const char* path, ebb_loaded* loaded) {
+  return ebb_load_with(handle, path, /*options=*/nullptr, loaded);
+}
+
+int32_t ebb_load_with(ebb_engine* handle, const char* path, const ebb_load_options* given,
+                      ebb_loaded* loaded) {
   return CallLive(handle, [&](ebb_engine& engine) -> absl::Status {
     if (path == nullptr) return absl::InvalidArgumentError("the path is null");
+    EBB_ASSIGN_OR_RETURN(const ebb_load_options options,
+                         ebb::c::Taken(given, ebb_load_options{}, "ebb_load_options"));
     if (loaded != nullptr) {
       EBB_RETURN_IF_ERROR(ebb::c::CheckRoom(loaded, "ebb_loaded"));
     }
     EBB_ASSIGN_OR_RETURN(const ebb::LoadedCheckpoint found,
-                         ebb::LoadCheckpoint(*engine.engine, path, {.advice = ""}));
+                         ebb::LoadCheckpoint(*engine.engine, path,
+                                             {.states = options.without_states == 0,
+                                              .partial = options.partial != 0,
+                                              .keeps_missing = options.partial != 0,
+                                              .advice = ""}));
     engine.trainer = ebb::c::BytesIn(found.trainer, ebb::c::kTrainer);
     engine.of_this_rank = ebb::c::BytesIn(found.of_this_rank, ebb::c::kOfThisRank);
     engine.buffers = ebb::c::BytesIn(
@@ -141,6 +170,16 @@ int32_t ebb_load(ebb_engine* handle, const char* path, ebb_loaded* loaded) {
                          .buffers = engine.buffers.data(),
                          .buffers_bytes = static_cast<int64_t>(engine.buffers.size())},
                         loaded, "ebb_loaded");
+  });
+}
+
+int32_t ebb_import_tensors(const char* tensors, const char* folder) {
+  return ebb::c::Call([&]() -> absl::Status {
+    if (tensors == nullptr || folder == nullptr)
+      return absl::InvalidArgumentError("the tensors or the folder are null");
+    EBB_ASSIGN_OR_RETURN(const std::unique_ptr<ebb::TensorSource> source,
+                         ebb::DescribedTensors(tensors));
+    return ebb::ImportCheckpoint(*source, folder, [](int64_t) {}).status();
   });
 }
 

@@ -99,6 +99,8 @@ struct LoadOptions {
   // True: missing values become initial values, and values that the model lacks are left out.
   // False: both are errors, which name them.
   bool partial = false;
+  // With `partial`: missing values stay as they are.
+  bool keeps_missing = false;
   // The end of that error: how the trainer's user asks for less.
   std::string advice =
       "LoadOptions::partial loads only common values, LoadOptions::states = false loads no "

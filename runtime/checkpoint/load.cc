@@ -68,7 +68,8 @@ absl::Status CheckFit(const Engine& engine, const Manifest& manifest, const Load
     return absl::FailedPreconditionError(
         absl::StrCat(all, options.advice.empty() ? "" : ". ", options.advice));
   if (engine.world().rank() == 0)
-    LogWarning(absl::StrCat(all, "; missing values are initial values"));
+    LogWarning(absl::StrCat(all, options.keeps_missing ? "; missing values stay as they are"
+                                                       : "; missing values are initial values"));
   return absl::OkStatus();
 }
 
@@ -137,8 +138,19 @@ ReadErrors Fill(Engine& engine, StoredValues& stored, const LoadOptions& options
       if (!stored.Has(of, name)) return InitialValues(engine, array, slice, values);
       return errors.files = stored.Read(of, name, slice.begin, values);
     };
-    const absl::Status written = engine.Write(array.what, give, array.state);
-    if (errors.engine.ok() && errors.files.ok()) errors.engine = written;
+    const auto note = [&](const absl::Status& written) {
+      if (errors.engine.ok() && errors.files.ok()) errors.engine = written;
+    };
+    if (!options.keeps_missing) {
+      note(engine.Write(array.what, give, array.state));
+      continue;
+    }
+    for (size_t p = 0; p < engine.model().parameters.size(); ++p) {
+      const ParameterId id{static_cast<int32_t>(p)};
+      if (Keeps(engine, id, array) &&
+          stored.Has(StoredClassOf(engine, stored, id, array), engine.model()[id].name))
+        note(engine.Write(id, array.what, give, array.state));
+    }
   }
   return errors;
 }

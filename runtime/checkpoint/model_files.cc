@@ -71,6 +71,39 @@ bool IsTorchFile(const std::string& path) {
   return read && (begin == "PK\x03\x04" || begin == "\x80\x02\x8a\x0a");
 }
 
+absl::StatusOr<std::unique_ptr<TensorSource>> TensorsOfTorch(const nlohmann::json& json) {
+  SourceDescription about = {.kind = json.at("kind"), .path = json.at("path")};
+  if (json.at("is_model")) {
+    EBB_ASSIGN_OR_RETURN(about.model_config, ModelConfigBeside(about.path));
+  }
+  auto tensors = std::make_unique<RawTensors>(std::move(about));
+  std::string file;
+  for (const nlohmann::json& tensor : json.at("tensors")) {
+    const std::optional<DType> dtype = DTypeOfSafetensors(tensor.at("dtype").get<std::string>());
+    if (!dtype) return absl::DataLossError("a tensor has an unknown dtype");
+    if (tensor.at("file") != file) tensors->BeginFile(file = tensor.at("file"));
+    tensors->Add({.name = tensor.at("name"),
+                  .state = tensor.at("state"),
+                  .dtype = *dtype,
+                  .shape = tensor.at("shape")},
+                 tensor.at("at"));
+  }
+  for (const nlohmann::json& tensor : json.at("left_out"))
+    tensors->LeaveOut(tensor.at("name"), tensor.at("why"));
+  const nlohmann::json& given = json.at("state");
+  TrainingState state = {.applied_steps = given.value("applied_steps", int64_t{0}),
+                         .skipped_steps = given.value("skipped_steps", int64_t{0})};
+  state.finished_steps = state.applied_steps + state.skipped_steps;
+  state.loss_scaler = {.scale = given.value("scale", state.loss_scaler.scale),
+                       .clean_steps = given.value("clean_steps", int64_t{0}),
+                       .hysteresis_left = given.value("hysteresis_left", int64_t{0})};
+  if (const absl::Status valid = Validate(state); !valid.ok())
+    return absl::InvalidArgumentError(absl::StrCat("'", tensors->description().path,
+                                                   "' has impossible steps: ", valid.message()));
+  tensors->SetState(state);
+  return tensors;
+}
+
 }  // namespace
 
 void RawTensors::Add(TensorInfo tensor, int64_t at) {
@@ -181,6 +214,19 @@ absl::StatusOr<std::unique_ptr<TensorSource>> OpenModelFiles(const std::string& 
   for (const auto& [file, wanted] : tensors_of_file)
     EBB_RETURN_IF_ERROR(AddFile(*tensors, absl::StrCat(path, "/", file), &wanted));
   return tensors;
+}
+
+absl::StatusOr<std::unique_ptr<TensorSource>> DescribedTensors(const std::string& line) {
+  const absl::StatusOr<nlohmann::json> json = ParseJsonObject(line, /*levels_max=*/8);
+  if (!json.ok()) return absl::UnimplementedError(config::Shortened(line, /*bytes_max=*/400));
+  try {
+    if (!json->contains("error")) return TensorsOfTorch(*json);
+    const std::string text = json->at("error");
+    return json->at("code") == "DATA_LOSS" ? absl::DataLossError(text)
+                                           : absl::InvalidArgumentError(text);
+  } catch (const nlohmann::json::exception&) {
+    return absl::UnimplementedError("the package ebb is of another version");
+  }
 }
 
 }  // namespace ebb

@@ -76,5 +76,10 @@ absl::StatusOr<std::string> ModelConfigBeside(const std::string& path);
 // Opens a safetensors file or such a folder. If a folder has one file and an index, the file is
 // read, as by transformers. Only fp32, bf16 and fp16 tensors are read.
 absl::StatusOr<std::unique_ptr<TensorSource>> OpenModelFiles(const std::string& path);
+// Tensors in files of torch.save. These are pickles, which torch itself has to read: `line` is what
+// `python3 -m ebb.checkpoint PATH` prints, JSON with names, shapes, and the place of each tensor in
+// its file. If it is an error there, it is the error here. kUnimplemented: the line is not of this
+// version of the package.
+absl::StatusOr<std::unique_ptr<TensorSource>> DescribedTensors(const std::string& line);
 
 }  // namespace ebb

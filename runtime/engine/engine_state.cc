@@ -27,22 +27,38 @@ EngineState::~EngineState() = default;
 
 absl::Status EngineState::Read(StateClass what, Sink sink, std::string_view optimizer_state) {
   if (members_ == nullptr) return MovedFrom();
-  return Local(*members_, members_->interpreter->state_calls.Read(what, sink, optimizer_state));
+  return Local(*members_,
+               members_->interpreter->state_calls.Read({}, {what, optimizer_state}, sink));
+}
+absl::Status EngineState::Read(ParameterId p, StateClass what, Sink sink,
+                               std::string_view optimizer_state) {
+  if (members_ == nullptr) return MovedFrom();
+  return Local(*members_,
+               members_->interpreter->state_calls.Read(p, {what, optimizer_state}, sink));
 }
 absl::Status EngineState::Write(StateClass what, const Initialiser& source,
                                 std::string_view optimizer_state) {
   if (members_ == nullptr) return MovedFrom();
-  if (source == nullptr)
-    return absl::InvalidArgumentError("Write without a source of values: an empty Initialiser");
-  return Local(*members_, members_->interpreter->state_calls.Write(what, source, optimizer_state));
+  return Local(*members_,
+               members_->interpreter->state_calls.Write({}, {what, optimizer_state}, source));
 }
-absl::Status EngineState::Gather(ParameterId p, StateClass what, std::span<float> whole, int root) {
+absl::Status EngineState::Write(ParameterId p, StateClass what, const Initialiser& source,
+                                std::string_view optimizer_state) {
   if (members_ == nullptr) return MovedFrom();
-  return members_->calls.Returned(members_->interpreter->state_calls.Gather(p, what, whole, root));
+  return Local(*members_,
+               members_->interpreter->state_calls.Write(p, {what, optimizer_state}, source));
 }
-absl::Status EngineState::Gather(ParameterId p, StateClass what, Sink sink, int root) {
+absl::Status EngineState::Gather(ParameterId p, StateClass what, std::span<float> whole, int root,
+                                 std::string_view optimizer_state) {
   if (members_ == nullptr) return MovedFrom();
-  return members_->calls.Returned(members_->interpreter->state_calls.Gather(p, what, sink, root));
+  return members_->calls.Returned(
+      members_->interpreter->state_calls.Gather(p, {what, optimizer_state}, whole, root));
+}
+absl::Status EngineState::Gather(ParameterId p, StateClass what, Sink sink, int root,
+                                 std::string_view optimizer_state) {
+  if (members_ == nullptr) return MovedFrom();
+  return members_->calls.Returned(
+      members_->interpreter->state_calls.Gather(p, {what, optimizer_state}, sink, root));
 }
 std::vector<StateSlice> EngineState::StateSlices() const {
   if (members_ == nullptr) return {};

@@ -41,6 +41,11 @@ class EngineState {
   // kParameter rounds both to the compute dtype; a write as kMaster keeps all bits of the master.
   absl::Status Write(StateClass what, const Initialiser& source,
                      std::string_view optimizer_state = "");
+  // Both for one parameter alone. Others are not touched.
+  absl::Status Read(ParameterId p, StateClass what, Sink sink,
+                    std::string_view optimizer_state = "");
+  absl::Status Write(ParameterId p, StateClass what, const Initialiser& source,
+                     std::string_view optimizer_state = "");
   // All state of this rank that a run goes on from, in the order of ReadAsync. With shard groups
   // (ebb.shard_group) only the ranks of the first group have any, because the others have the same.
   std::vector<StateSlice> StateSlices() const;
@@ -83,13 +88,15 @@ class EngineState {
   // that it keeps. Null: the engine was moved from.
   std::vector<std::string>* damaged_checkpoints();
 
-  // Collective, between steps: one parameter's kMaster or kParameter whole, as fp32. root -1: on
-  // every rank; else `whole` may be empty elsewhere.
-  absl::Status Gather(ParameterId p, StateClass what, std::span<float> whole, int root = -1);
+  // Collective, between steps: one parameter's state whole, as fp32: what Read reads. root -1: on
+  // every rank; else `whole` may be empty elsewhere. Gradients: between Step::Reduce and Finish.
+  absl::Status Gather(ParameterId p, StateClass what, std::span<float> whole, int root = -1,
+                      std::string_view optimizer_state = "");
   // Gathers it in pieces of at most 1 MiB, in the order of their elements, so that no rank needs
   // memory for the whole. `sink` is called on the ranks that get it, on the calling thread. The
   // first error of `sink` ends the calls, and is returned on that rank alone.
-  absl::Status Gather(ParameterId p, StateClass what, Sink sink, int root = -1);
+  absl::Status Gather(ParameterId p, StateClass what, Sink sink, int root = -1,
+                      std::string_view optimizer_state = "");
 
   // Collective. Every parameter of this engine takes the value of the parameter with the same name
   // and shape in `other`, an engine of the same World. The value is the master if the parameter is

@@ -342,6 +342,43 @@ TEST_F(CInterface, StateIsWrittenAndReadBack) {
   EXPECT_EQ(ebb_read(engine_, EBB_STAGING, nullptr, refuse, nullptr), EBB_INVALID_ARGUMENT);
 }
 
+TEST_F(CInterface, AStateOfOneParameterIsWrittenAndGathered) {
+  MakeEngine(2);
+  const ebb_fill nines = [](void*, int32_t, int64_t begin, int64_t end, float* values) -> int32_t {
+    std::fill_n(values, end - begin, 9.0f);
+    return 0;
+  };
+  const ebb_sink append = [](void* user, int32_t, int64_t begin, int64_t end, const float* values) {
+    auto& to = *static_cast<std::vector<float>*>(user);
+    to.insert(to.end(), values, values + (end - begin));
+    return 0;
+  };
+  const std::vector<float> before = Gathered(0);
+  ASSERT_EQ(ebb_write_parameter(engine_, 1, EBB_MASTER, nullptr, nines, nullptr), EBB_OK);
+  std::vector<float> gathered, read;
+  ASSERT_EQ(ebb_gather_state(engine_, 1, EBB_MASTER, nullptr, -1, append, &gathered), EBB_OK);
+  ASSERT_EQ(ebb_read_parameter(engine_, 1, EBB_MASTER, nullptr, append, &read), EBB_OK);
+  EXPECT_EQ(gathered, std::vector<float>(4, 9.0f));
+  EXPECT_EQ(read, gathered);
+  EXPECT_EQ(Gathered(0), before);
+  Refuses(ebb_write_parameter(engine_, 7, EBB_MASTER, nullptr, nines, nullptr),
+          "parameter 7: the model has 2");
+  Refuses(ebb_gather_state(engine_, 1, EBB_OPTIMIZER, "velocity", -1, append, nullptr),
+          "no state 'velocity'");
+  Refuses(ebb_gather_state(engine_, 1, EBB_GRADIENT, nullptr, -1, append, nullptr),
+          "between Step::Reduce and Step::Finish only", EBB_FAILED_PRECONDITION);
+}
+
+TEST_F(CInterface, TensorsOfOtherFilesAreImported) {
+  const std::string folder = ::testing::TempDir() + "c_interface_import";
+  std::filesystem::remove_all(folder);
+  Refuses(ebb_import_tensors(R"({"error": "it is damaged", "code": "DATA_LOSS"})", folder.c_str()),
+          "it is damaged", EBB_DATA_LOSS);
+  Refuses(ebb_import_tensors("{}", folder.c_str()), "the package ebb is of another version",
+          EBB_UNIMPLEMENTED);
+  EXPECT_EQ(ebb_import_tensors(nullptr, folder.c_str()), EBB_INVALID_ARGUMENT);
+}
+
 TEST_F(CInterface, ACheckpointKeepsTheCallersBytes) {
   MakeEngine(1);
   const std::string folder = ::testing::TempDir() + "c_interface_checkpoint";
@@ -362,6 +399,9 @@ TEST_F(CInterface, ACheckpointKeepsTheCallersBytes) {
                         static_cast<size_t>(loaded.trainer_bytes)),
             "place 17");
   EXPECT_EQ(ebb_load(engine_, (folder + "/none").c_str(), nullptr), EBB_NOT_FOUND);
+  auto values_alone = Sized<ebb_load_options>();
+  values_alone.without_states = 1;
+  EXPECT_EQ(ebb_load_with(engine_, folder.c_str(), &values_alone, nullptr), EBB_OK);
   // One run at a time saves to a folder.
   ebb_engine* other = nullptr;
   ASSERT_EQ(ebb_engine_create(world_, model_, kConfig, nullptr, &other), EBB_OK) << ebb_error();

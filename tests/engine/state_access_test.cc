@@ -205,6 +205,48 @@ TEST_P(StateAccessTest, TheUpdateTakesWrittenGradients) {
   }
 }
 
+// Gathered, every state of a parameter is whole, and a write of one parameter leaves the others.
+TEST_P(StateAccessTest, AnyStateOfOneParameterIsGatheredAndWritten) {
+  const ParameterId p{0};
+  const size_t elements = static_cast<size_t>(Elements(model_[p].shape));
+  for (const DType compute : {DType::kFloat32, DType::kFloat16}) {
+    Run(compute, [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+      EBB_RETURN_IF_ERROR(TrainStep(engine, trainer, 0));
+      EBB_ASSIGN_OR_RETURN(const Snapshot before, TakeSnapshot(engine, model_));
+      std::vector<float> written(elements), whole(elements);
+      for (size_t i = 0; i < elements; ++i) written[i] = Written(0, static_cast<int64_t>(i));
+      for (const char* state : {"", "exp_avg_sq"}) {
+        const StateClass what = *state == 0 ? StateClass::kMaster : StateClass::kOptimizer;
+        EBB_RETURN_IF_ERROR(engine.Write(p, what, WriteValues, state));
+        EBB_RETURN_IF_ERROR(engine.Gather(p, what, whole, /*root=*/-1, state));
+        EXPECT_EQ(whole, written) << state;
+      }
+      EBB_ASSIGN_OR_RETURN(Snapshot after, TakeSnapshot(engine, model_));
+      after.masters[0] = before.masters[0];
+      after.parameters[0] = before.parameters[0];
+      EXPECT_EQ(after.masters, before.masters);
+      EXPECT_EQ(after.parameters, before.parameters);
+
+      Step step = engine.BeginStep({.hold_updates = true});
+      trainer.Round(step);
+      EBB_RETURN_IF_ERROR(step.Reduce());
+      EBB_RETURN_IF_ERROR(engine.Write(p, StateClass::kGradient, WriteValues));
+      EBB_RETURN_IF_ERROR(engine.Gather(p, StateClass::kGradient, whole));
+      for (float& value : written) value = value / 16 * 16;  // through the loss scale
+      EXPECT_EQ(whole, written);
+      int64_t own = 0;
+      const auto count = [&](const Slice& slice, std::span<const float>) {
+        EXPECT_EQ(slice.parameter, p);
+        own += slice.end - slice.begin;
+        return absl::OkStatus();
+      };
+      EBB_RETURN_IF_ERROR(engine.Read(p, StateClass::kGradient, count));
+      EXPECT_LE(own, std::ssize(whole));
+      return step.Finish();
+    });
+  }
+}
+
 // A NaN is a value like any other until a gradient has it: then the step is skipped.
 TEST_P(StateAccessTest, NaNIsReadBackAndAsAGradientSkipsTheStep) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
@@ -309,12 +351,12 @@ TEST_P(StateRefusalTest, NamesTheError) {
          std::vector<float> own(whole.size());
          return e.Gather(ParameterId{99}, StateClass::kMaster, own);
        },
-       kInvalid, "Gather of parameter 99: the model has 9"},
+       kInvalid, "parameter 99: the model has 9"},
       {[&](Engine& e) {
          std::vector<float> own(whole.size());
          return e.Gather(ParameterId{-1}, StateClass::kMaster, own);
        },
-       kInvalid, "Gather of parameter -1"},
+       kInvalid, "parameter -1: the model has 9"},
       {[&](Engine& e) {
          std::vector<float> own(small.size());
          return e.Gather(ParameterId{0}, StateClass::kMaster, own);
@@ -324,7 +366,14 @@ TEST_P(StateRefusalTest, NamesTheError) {
          std::vector<float> own(whole.size());
          return e.Gather(ParameterId{0}, StateClass::kOptimizer, own);
        },
-       kInvalid, "Gather takes kMaster or kParameter"},
+       kInvalid, "no state ''; it has exp_avg, exp_avg_sq"},
+      {[&](Engine& e) {
+         std::vector<float> own(whole.size());
+         return e.Gather(ParameterId{0}, StateClass::kGradient, own);
+       },
+       kPrecondition, "between Step::Reduce and Step::Finish only"},
+      {[](Engine& e) { return e.Read(ParameterId{9}, StateClass::kMaster, Ignore); }, kInvalid,
+       "parameter 9: the model has 9"},
       {[&](Engine& e) {
          std::vector<float> own(whole.size());
          return e.Gather(ParameterId{0}, StateClass::kMaster, own, /*root=*/3);

@@ -5,8 +5,6 @@
 
 #include <cerrno>
 #include <cstring>
-#include <optional>
-#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -14,10 +12,8 @@
 #include "ebb/offload/file_handle.h"
 #include "ebb/runtime/base/message.h"
 #include "ebb/runtime/base/status_macros.h"
-#include "ebb/runtime/checkpoint/json_text.h"
 #include "ebb/runtime/checkpoint/model_files.h"
 #include "ebb/runtime/checkpoint/program/program.h"
-#include "ebb/runtime/checkpoint/safetensors.h"
 
 namespace ebb {
 namespace {
@@ -72,54 +68,14 @@ absl::StatusOr<std::string> AskPython(const std::string& path) {
   return last;
 }
 
-absl::StatusOr<std::unique_ptr<TensorSource>> Parse(const nlohmann::json& json) {
-  SourceDescription about = {.kind = json.at("kind"), .path = json.at("path")};
-  if (json.at("is_model")) {
-    EBB_ASSIGN_OR_RETURN(about.model_config, ModelConfigBeside(about.path));
-  }
-  auto tensors = std::make_unique<RawTensors>(std::move(about));
-  std::string file;
-  for (const nlohmann::json& tensor : json.at("tensors")) {
-    const std::optional<DType> dtype = DTypeOfSafetensors(tensor.at("dtype").get<std::string>());
-    if (!dtype) return absl::DataLossError("a tensor has an unknown dtype");
-    if (tensor.at("file") != file) tensors->BeginFile(file = tensor.at("file"));
-    tensors->Add({.name = tensor.at("name"),
-                  .state = tensor.at("state"),
-                  .dtype = *dtype,
-                  .shape = tensor.at("shape")},
-                 tensor.at("at"));
-  }
-  for (const nlohmann::json& tensor : json.at("left_out"))
-    tensors->LeaveOut(tensor.at("name"), tensor.at("why"));
-  const nlohmann::json& given = json.at("state");
-  TrainingState state = {.applied_steps = given.value("applied_steps", int64_t{0}),
-                         .skipped_steps = given.value("skipped_steps", int64_t{0})};
-  state.finished_steps = state.applied_steps + state.skipped_steps;
-  state.loss_scaler = {.scale = given.value("scale", state.loss_scaler.scale),
-                       .clean_steps = given.value("clean_steps", int64_t{0}),
-                       .hysteresis_left = given.value("hysteresis_left", int64_t{0})};
-  if (const absl::Status valid = Validate(state); !valid.ok())
-    return absl::InvalidArgumentError(absl::StrCat("'", tensors->description().path,
-                                                   "' has impossible steps: ", valid.message()));
-  tensors->SetState(state);
-  return tensors;
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<TensorSource>> OpenAnySource(const std::string& path) {
   if (!IsForTorch(path)) return OpenTensorSource(path);
   EBB_ASSIGN_OR_RETURN(const std::string line, AskPython(path));
-  const absl::StatusOr<nlohmann::json> json = ParseJsonObject(line, /*levels_max=*/8);
-  if (!json.ok()) return NoPython(path, config::Shortened(line, /*bytes_max=*/400));
-  try {
-    if (!json->contains("error")) return Parse(*json);
-    const std::string text = json->at("error");
-    return json->at("code") == "DATA_LOSS" ? absl::DataLossError(text)
-                                           : absl::InvalidArgumentError(text);
-  } catch (const nlohmann::json::exception&) {
-    return NoPython(path, "the package ebb is of another version");
-  }
+  absl::StatusOr<std::unique_ptr<TensorSource>> tensors = DescribedTensors(line);
+  if (!absl::IsUnimplemented(tensors.status())) return tensors;
+  return NoPython(path, std::string(tensors.status().message()));
 }
 
 }  // namespace ebb

@@ -92,7 +92,7 @@ std::vector<AsyncReads::Array> AsyncReads::ArraysOf(int unit) const {
   std::vector<Array> arrays;
   const ModelSpec& model = core_.inputs.model;
   const auto add = [&](ParameterId p, StateClass what, const std::string& state) {
-    const absl::StatusOr<StateAccess::Found> found = state_.Find(p, what, state);
+    const absl::StatusOr<StateAccess::Found> found = state_.Find(p, {what, state});
     if (!found.ok() || found->begin == found->end) return;
     auto array = std::find_if(arrays.begin(), arrays.end(), [&](const Array& other) {
       return other.range.array == found->array;

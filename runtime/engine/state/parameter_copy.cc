@@ -66,7 +66,7 @@ absl::StatusOr<int64_t> ParameterCopy::Pack(std::span<const Transfer> transfers)
   for (const Transfer& transfer : transfers) {
     if (transfer.from != rank_) continue;
     EBB_ASSIGN_OR_RETURN(const StateAccess::Found from,
-                         source_.Find(transfer.source, StateClass::kMaster, ""));
+                         source_.Find(transfer.source, {StateClass::kMaster}));
     if (verified_ != from.array)
       EBB_RETURN_IF_ERROR(source_.values().Verify({.array = from.array}));
     verified_ = from.array;
@@ -86,7 +86,7 @@ absl::StatusOr<int64_t> ParameterCopy::Pack(std::span<const Transfer> transfers)
 
 absl::Status ParameterCopy::Write(const Transfer& transfer, int64_t begin) {
   EBB_ASSIGN_OR_RETURN(const StateAccess::Found to,
-                       destination_.Find(transfer.destination, StateClass::kMaster, ""));
+                       destination_.Find(transfer.destination, {StateClass::kMaster}));
   const sharding::StateRange range = to.Range(begin, begin + std::ssize(values_));
   EBB_RETURN_IF_ERROR(destination_.values().Write(range, values_));
   return destination_.CastMasters(range, values_);

@@ -60,11 +60,17 @@ using sharding::SliceOf;
 using sharding::StateArray;
 using sharding::StateRange;
 
-absl::StatusOr<StateAccess::Found> StateAccess::Find(ParameterId p, StateClass what,
-                                                     std::string_view state) const {
+absl::StatusOr<bool> StateAccess::Has(ParameterId p, What what) const {
+  if (what.of == StateClass::kMaster || what.of == StateClass::kParameter) return true;
+  if (what.of != StateClass::kOptimizer) return model()[p].trainable;
+  EBB_ASSIGN_OR_RETURN(const int index, names_.IndexOf(model()[p].group, what.state));
+  return model()[p].trainable && index >= 0;
+}
+
+absl::StatusOr<StateAccess::Found> StateAccess::Find(ParameterId p, What what) const {
   const sharding::ParameterLocation& location = plan().layout.parameters[static_cast<size_t>(p)];
-  Found found{.array = {.what = what, .unit = location.unit, .trainable = location.trainable}};
-  switch (what) {
+  Found found{.array = {.what = what.of, .unit = location.unit, .trainable = location.trainable}};
+  switch (what.of) {
     case StateClass::kMaster:
       if (!location.trainable) found.array.what = StateClass::kParameter;
       break;
@@ -74,14 +80,14 @@ absl::StatusOr<StateAccess::Found> StateAccess::Find(ParameterId p, StateClass w
       if (!location.trainable) return found;
       break;
     case StateClass::kOptimizer: {
-      EBB_ASSIGN_OR_RETURN(const int index, names_.IndexOf(model()[p].group, state));
+      EBB_ASSIGN_OR_RETURN(const int index, names_.IndexOf(model()[p].group, what.state));
       if (!location.trainable || index < 0) return found;
       found.array.state = index;
       break;
     }
     default:
       return absl::InvalidArgumentError(absl::StrCat(
-          "state of class '", std::string(Name(what)),
+          "state of class '", std::string(Name(what.of)),
           "' cannot be read or written; parameter, master, gradient and optimizer can"));
   }
   const sharding::Section& section = sharding::SectionOf(plan(), location.unit, location.trainable);
@@ -94,23 +100,29 @@ absl::StatusOr<StateAccess::Found> StateAccess::Find(ParameterId p, StateClass w
   return found;
 }
 
-absl::StatusOr<std::vector<StateAccess::Piece>> StateAccess::PiecesOf(
-    StateClass what, std::string_view state) const {
+absl::StatusOr<std::vector<StateAccess::Piece>> StateAccess::PiecesOf(std::optional<ParameterId> p,
+                                                                      What what) const {
   std::vector<Piece> pieces;
-  for (size_t i = 0; i < model().parameters.size(); ++i) {
-    const ParameterId p{static_cast<int32_t>(i)};
-    EBB_ASSIGN_OR_RETURN(const Found found, Find(p, what, state));
+  const auto add = [&](ParameterId one) -> absl::Status {
+    EBB_ASSIGN_OR_RETURN(const Found found, Find(one, what));
     for (int64_t begin = found.begin; begin < found.end; begin += sharding::kRunElements) {
       const int64_t end = std::min(found.end, begin + sharding::kRunElements);
       pieces.push_back(
-          {.slice = SliceOf(model(), p, begin, end), .range = found.Range(begin, end)});
+          {.slice = SliceOf(model(), one, begin, end), .range = found.Range(begin, end)});
     }
+    return absl::OkStatus();
+  };
+  if (p) {
+    EBB_RETURN_IF_ERROR(add(*p));
+    return pieces;
   }
+  for (size_t i = 0; i < model().parameters.size(); ++i)
+    EBB_RETURN_IF_ERROR(add(ParameterId{static_cast<int32_t>(i)}));
   return pieces;
 }
 
-absl::Status StateAccess::Read(StateClass what, std::string_view state, float scale, Sink sink) {
-  EBB_ASSIGN_OR_RETURN(const std::vector<Piece> pieces, PiecesOf(what, state));
+absl::Status StateAccess::Read(std::optional<ParameterId> p, What what, float scale, Sink sink) {
+  EBB_ASSIGN_OR_RETURN(const std::vector<Piece> pieces, PiecesOf(p, what));
   std::vector<float> values;
   std::optional<StateArray> verified;
   const auto read = [&](size_t i) -> absl::Status {
@@ -156,14 +168,14 @@ absl::Status StateAccess::WriteParameters(const StateRange& range, std::span<flo
   return sharding::CopiesMasters(plan(), unit) ? values_.Write(range, values) : absl::OkStatus();
 }
 
-absl::Status StateAccess::Write(StateClass what, std::string_view state, float scale,
+absl::Status StateAccess::Write(std::optional<ParameterId> p, What what, float scale,
                                 const Initialiser& source) {
-  EBB_ASSIGN_OR_RETURN(const std::vector<Piece> pieces, PiecesOf(what, state));
+  EBB_ASSIGN_OR_RETURN(const std::vector<Piece> pieces, PiecesOf(p, what));
   std::vector<float> values;
   const auto write = [&](const Slice& slice, const StateRange& range) -> absl::Status {
     // Parameters are rounded on their way.
     float* const in_place =
-        scale == 1 && what != StateClass::kParameter ? values_.InPlace(range) : nullptr;
+        scale == 1 && what.of != StateClass::kParameter ? values_.InPlace(range) : nullptr;
     if (in_place != nullptr) {
       const std::span<float> own(in_place, static_cast<size_t>(range.count()));
       EBB_RETURN_IF_ERROR(source(slice, own));
@@ -174,7 +186,7 @@ absl::Status StateAccess::Write(StateClass what, std::string_view state, float s
     EBB_RETURN_IF_ERROR(CheckBytes(model()[slice.parameter], values));
     if (scale != 1)
       for (float& value : values) value /= scale;
-    if (what == StateClass::kParameter) return WriteParameters(range, values);
+    if (what.of == StateClass::kParameter) return WriteParameters(range, values);
     EBB_RETURN_IF_ERROR(values_.Write(range, values));
     return CastMasters(range, values);
   };
@@ -192,9 +204,9 @@ absl::Status StateAccess::Write(StateClass what, std::string_view state, float s
   return status;
 }
 
-absl::Status StateAccess::Gather(ParameterId p, StateClass what, int root, Sink sink) {
+absl::Status StateAccess::Gather(ParameterId p, What what, float scale, int root, Sink sink) {
   constexpr int64_t kPieceElements = int64_t{1} << 18;
-  EBB_ASSIGN_OR_RETURN(const Found own, Find(p, what, ""));
+  EBB_ASSIGN_OR_RETURN(const Found own, Find(p, what));
   absl::Status read = core_.errors.Report();  // of the update that was waited for, on this rank
   if (read.ok() && own.begin != own.end) read = values_.Verify(own.Range(own.begin, own.end));
   EBB_RETURN_IF_ERROR(AgreeOnStatus(lane_, read));
@@ -213,6 +225,8 @@ absl::Status StateAccess::Gather(ParameterId p, StateClass what, int root, Sink 
         values.resize(static_cast<size_t>(end - begin));
         // A piece that cannot be read is passed on all the same: the others wait for it.
         if (sends && read.ok()) read = values_.Read(own.Range(begin, end), values);
+        if (sends && scale != 1)
+          for (float& value : values) value *= scale;
         if (!sends || root != r) EBB_RETURN_IF_ERROR(Pass(values, r, root));
         if (receives && taken.ok()) taken = sink(SliceOf(model(), p, begin, end), values);
       }

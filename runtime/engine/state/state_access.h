@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -49,18 +50,25 @@ class OptimizerStateNames {
 class StateAccess {
  public:
   using Sink = absl::FunctionRef<absl::Status(const Slice&, std::span<const float>)>;
+  // A class, and of kOptimizer the name of a state.
+  struct What {
+    StateClass of = StateClass::kMaster;
+    std::string_view state = "";
+  };
   StateAccess(const Core& core, const OptimizerStateNames& names, Issuer& issuer,
               SwapVerifier& verifier);
 
-  // Values are multiplied with `scale` on the way out and divided by it on the way in. Writing a
-  // parameter writes its master too.
-  absl::Status Read(StateClass what, std::string_view state, float scale, Sink sink);
-  absl::Status Write(StateClass what, std::string_view state, float scale,
+  // Whether this existing parameter has such a state. A name that no group has is an error.
+  absl::StatusOr<bool> Has(ParameterId p, What what) const;
+  // One parameter, or all. Values are multiplied with `scale` on the way out and divided by
+  // it on the way in. Writing a parameter writes its master too.
+  absl::Status Read(std::optional<ParameterId> p, What what, float scale, Sink sink);
+  absl::Status Write(std::optional<ParameterId> p, What what, float scale,
                      const Initialiser& source);
   // Note each Write, also one that fails, perhaps on this rank only: all ranks spread their state.
   void NoteWrite(StateClass what);
-  // Collective, as are those below: an existing parameter's kMaster or kParameter.
-  absl::Status Gather(ParameterId p, StateClass what, int root, Sink sink);
+  // Collective, as are those below: a state that the parameter has.
+  absl::Status Gather(ParameterId p, What what, float scale, int root, Sink sink);
 
   // This rank's slices from the initialisers; collective if rank 0's count for all.
   absl::Status FillSlices();
@@ -85,7 +93,7 @@ class StateAccess {
       return {array, offset + first - begin, offset + last - begin};
     }
   };
-  absl::StatusOr<Found> Find(ParameterId p, StateClass what, std::string_view state) const;
+  absl::StatusOr<Found> Find(ParameterId p, What what) const;
   // Casts written masters, still in the cache, to this rank's parameters if these are copies.
   absl::Status CastMasters(sharding::StateRange range, std::span<const float> masters);
   StateValues& values() { return values_; }
@@ -102,7 +110,7 @@ class StateAccess {
     sharding::StateRange range;
   };
 
-  absl::StatusOr<std::vector<Piece>> PiecesOf(StateClass what, std::string_view state) const;
+  absl::StatusOr<std::vector<Piece>> PiecesOf(std::optional<ParameterId> p, What what) const;
   absl::Status WriteParameters(const sharding::StateRange& range, std::span<float> values);
   absl::Status Pass(std::span<float> values, int from, int to);
   absl::Status Spread(const sharding::SpreadClasses& classes);

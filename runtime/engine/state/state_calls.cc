@@ -28,42 +28,71 @@ int64_t SubjectOf(const TrainingState& state) {
 
 }  // namespace
 
-// Until pending updates have written state, and nothing reads it. Returns earlier errors first.
-absl::Status StateCalls::AwaitState(StateClass what) {
+// Returns earlier errors first.
+absl::Status StateCalls::MayLook(StateClass what) {
   EBB_RETURN_IF_ERROR(outcome_.AwaitVerdicts());
   EBB_RETURN_IF_ERROR(runner_.MayLook());
   if (what == StateClass::kGradient && (!progress_.alive || !progress_.gradients.are_final))
     return absl::FailedPreconditionError(
         "gradients can be read and written between Step::Reduce and Step::Finish only");
+  return absl::OkStatus();
+}
+
+// Until pending updates have written state, and nothing reads it.
+absl::Status StateCalls::AwaitState(StateClass what) {
+  EBB_RETURN_IF_ERROR(MayLook(what));
   runner_.AwaitState();
   return core_.errors.Report();
+}
+
+// A parameter that is named must have the state.
+absl::Status StateCalls::CheckHas(std::optional<ParameterId> p, StateAccess::What what) const {
+  if (!p) return absl::OkStatus();
+  const size_t parameters = core_.inputs.model.parameters.size();
+  if (static_cast<size_t>(*p) >= parameters)
+    return absl::InvalidArgumentError(
+        absl::StrCat("parameter ", static_cast<int>(*p), ": the model has ", parameters));
+  EBB_ASSIGN_OR_RETURN(const bool has, state_.Has(*p, what));
+  if (has) return absl::OkStatus();
+  const ParameterSpec& parameter = core_.inputs.model[*p];
+  const std::string state = what.state.empty() ? std::string(Name(what.of))
+                                               : absl::StrCat("'", std::string(what.state), "'");
+  return absl::InvalidArgumentError(absl::StrCat("'", parameter.name, "' has no ", state,
+                                                 parameter.trainable
+                                                     ? ", which its group's optimizer does not keep"
+                                                     : ", because it is frozen"));
 }
 
 float StateCalls::ScaleOf(StateClass what) const {
   return what == StateClass::kGradient ? 1.0f / control_.loss_scale() : 1;
 }
 
-absl::Status StateCalls::Read(StateClass what, Engine::Sink sink,
-                              std::string_view optimizer_state) {
-  EBB_RETURN_IF_ERROR(AwaitState(what));
-  EBB_RETURN_IF_ERROR(state_.Read(what, optimizer_state, ScaleOf(what), sink));
+absl::Status StateCalls::Read(std::optional<ParameterId> p, StateAccess::What what,
+                              Engine::Sink sink) {
+  EBB_RETURN_IF_ERROR(CheckHas(p, what));
+  EBB_RETURN_IF_ERROR(AwaitState(what.of));
+  EBB_RETURN_IF_ERROR(state_.Read(p, what, ScaleOf(what.of), sink));
   return core_.errors.Report();
 }
 
-absl::Status StateCalls::Write(StateClass what, const Initialiser& source,
-                               std::string_view optimizer_state) {
-  if (progress_.alive && what != StateClass::kGradient) {
+absl::Status StateCalls::Write(std::optional<ParameterId> p, StateAccess::What what,
+                               const Initialiser& source) {
+  if (source == nullptr)
+    return absl::InvalidArgumentError("Write without a source of values: an empty Initialiser");
+  EBB_RETURN_IF_ERROR(CheckHas(p, what));
+  if (progress_.alive && what.of != StateClass::kGradient) {
     return absl::FailedPreconditionError(
         "Write while a Step or Evaluation is alive: only gradients can be written then, between "
         "Reduce and Finish");
   }
-  state_.NoteWrite(what);
-  EBB_RETURN_IF_ERROR(AwaitState(what));
-  EBB_RETURN_IF_ERROR(state_.Write(what, optimizer_state, ScaleOf(what), source));
+  state_.NoteWrite(what.of);
+  EBB_RETURN_IF_ERROR(AwaitState(what.of));
+  EBB_RETURN_IF_ERROR(state_.Write(p, what, ScaleOf(what.of), source));
   return core_.errors.Report();
 }
 
-absl::Status StateCalls::Gather(ParameterId p, StateClass what, std::span<float> whole, int root) {
+absl::Status StateCalls::Gather(ParameterId p, StateAccess::What what, std::span<float> whole,
+                                int root) {
   const auto fits = [&] {
     const int64_t elements = Elements(core_.inputs.model[p].shape);
     if ((root >= 0 && root != core_.inputs.rank()) || std::ssize(whole) == elements)
@@ -78,24 +107,19 @@ absl::Status StateCalls::Gather(ParameterId p, StateClass what, std::span<float>
   });
 }
 
-absl::Status StateCalls::Gather(ParameterId p, StateClass what, Engine::Sink sink, int root) {
+absl::Status StateCalls::Gather(ParameterId p, StateAccess::What what, Engine::Sink sink,
+                                int root) {
   return Gather(
       p, what, root, [] { return absl::OkStatus(); }, sink);
 }
 
-absl::Status StateCalls::Gather(ParameterId p, StateClass what, int root,
+absl::Status StateCalls::Gather(ParameterId p, StateAccess::What what, int root,
                                 absl::FunctionRef<absl::Status()> fits, Engine::Sink sink) {
   core_.calls.Note(CallKind::kGather);
   if (core_.errors.has_failed()) return barrier_.Withdraw();
   const auto check = [&]() -> absl::Status {
-    EBB_RETURN_IF_ERROR(outcome_.AwaitVerdicts());
-    EBB_RETURN_IF_ERROR(runner_.MayLook());
-    if (static_cast<size_t>(p) >= core_.inputs.model.parameters.size())
-      return absl::InvalidArgumentError(absl::StrCat("Gather of parameter ", static_cast<int>(p),
-                                                     ": the model has ",
-                                                     core_.inputs.model.parameters.size()));
-    if (what != StateClass::kMaster && what != StateClass::kParameter)
-      return absl::InvalidArgumentError("Gather takes kMaster or kParameter");
+    EBB_RETURN_IF_ERROR(MayLook(what.of));
+    EBB_RETURN_IF_ERROR(CheckHas(p, what));
     if (root < -1 || root >= core_.inputs.size())
       return absl::InvalidArgumentError(
           absl::StrCat("Gather to root ", root, " in a world of ", core_.inputs.size()));
@@ -103,7 +127,7 @@ absl::Status StateCalls::Gather(ParameterId p, StateClass what, int root,
   };
   EBB_RETURN_IF_ERROR(AgreeOnStatus(Control(), check()));
   runner_.AwaitState();
-  return state_.Gather(p, what, root, sink);
+  return state_.Gather(p, what, ScaleOf(what.of), root, sink);
 }
 
 absl::StatusOr<std::shared_future<absl::Status>> StateCalls::ReadAsync(StateReader reader) {

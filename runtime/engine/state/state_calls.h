@@ -2,8 +2,8 @@
 // ParameterCopy do the work.
 #pragma once
 
+#include <optional>
 #include <span>
-#include <string_view>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
@@ -39,10 +39,11 @@ class StateCalls {
         suspension_(suspension) {}
 
   // Engine's calls of these names.
-  absl::Status Read(StateClass what, Engine::Sink sink, std::string_view optimizer_state);
-  absl::Status Write(StateClass what, const Initialiser& source, std::string_view optimizer_state);
-  absl::Status Gather(ParameterId p, StateClass what, std::span<float> whole, int root);
-  absl::Status Gather(ParameterId p, StateClass what, Engine::Sink sink, int root);
+  absl::Status Read(std::optional<ParameterId> p, StateAccess::What what, Engine::Sink sink);
+  absl::Status Write(std::optional<ParameterId> p, StateAccess::What what,
+                     const Initialiser& source);
+  absl::Status Gather(ParameterId p, StateAccess::What what, std::span<float> whole, int root);
+  absl::Status Gather(ParameterId p, StateAccess::What what, Engine::Sink sink, int root);
   absl::StatusOr<std::shared_future<absl::Status>> ReadAsync(StateReader reader);
   // The first only between steps. The second is an error in a step with earlier work that the reads
   // wait for.
@@ -53,10 +54,12 @@ class StateCalls {
   absl::Status CopyParametersFrom(StateCalls& source);
 
  private:
+  absl::Status MayLook(StateClass what);
   absl::Status AwaitState(StateClass what);
+  absl::Status CheckHas(std::optional<ParameterId> p, StateAccess::What what) const;
   float ScaleOf(StateClass what) const;
   // `fits`: a further check of an existing parameter.
-  absl::Status Gather(ParameterId p, StateClass what, int root,
+  absl::Status Gather(ParameterId p, StateAccess::What what, int root,
                       absl::FunctionRef<absl::Status()> fits, Engine::Sink sink);
   absl::Status CheckCopyInto(const StateCalls& destination) const;
   HostLane Control() const { return core_.communicators.Control(core_.streams.reduce()); }

@@ -32,7 +32,7 @@ def _bytes_of(value: Any) -> bytes:
     return stream.getvalue()
 
 
-def _read(saved: bytes) -> Any:
+def read(saved: bytes) -> Any:
     with torch.serialization.safe_globals([io.BytesIO]):  # of Transformer Engine
         return torch.load(io.BytesIO(saved), map_location="cpu", weights_only=True)
 
@@ -58,7 +58,7 @@ def packed(of_model: Entries) -> bytes:
 
 def _is_readable(value: Any) -> bool:
     try:
-        _read(_bytes_of(value))
+        read(_bytes_of(value))
     except (pickle.UnpicklingError, pickle.PicklingError, AttributeError, TypeError):
         return False
     return True
@@ -66,7 +66,7 @@ def _is_readable(value: Any) -> bool:
 
 def set_to(of_model: Entries, saved: bytes) -> None:
     """Collective: sets the entries to those that were packed."""
-    values, entries = _read(saved) if saved else {}, _others(of_model)
+    values, entries = read(saved) if saved else {}, _others(of_model)
     buffers = {id(buffer) for buffer in of_model.state.model.buffers()}
     # An old checkpoint has buffers under the paths of their modules, which hooks of state_dict() may change.
     key_of = {id(entry): key for key, entry in entries.items()}

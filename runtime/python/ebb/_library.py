@@ -133,6 +133,10 @@ class Loaded(Struct):
     ]
 
 
+class LoadOptions(Struct):
+    _fields_ = [("struct_size", c_uint32), ("without_states", c_int32), ("partial", c_int32)]
+
+
 class TrafficRow(ctypes.Structure):
     _fields_ = [("state", c_int32), ("tier", c_int32), ("direction", c_int32), ("predicted", c_uint64), ("bytes", c_uint64)]
 
@@ -146,7 +150,7 @@ STRUCTS = {
     "ebb_world_options": WorldOptions, "ebb_world_facts": WorldFacts, "ebb_parameter": Parameter, "ebb_visit": Visit,
     "ebb_event": Event, "ebb_memory_row": MemoryRow, "ebb_engine_options": EngineOptions, "ebb_view": View,
     "ebb_group_options": GroupOptions, "ebb_step_options": StepOptions, "ebb_finish_options": FinishOptions,
-    "ebb_gradient": Gradient, "ebb_report": StepReport, "ebb_save_options": SaveOptions, "ebb_loaded": Loaded,
+    "ebb_gradient": Gradient, "ebb_report": StepReport, "ebb_save_options": SaveOptions, "ebb_loaded": Loaded, "ebb_load_options": LoadOptions,
     "ebb_traffic_row": TrafficRow, "ebb_communication_row": CommunicationRow,
 }
 
@@ -193,10 +197,15 @@ SIGNATURES = {
     "ebb_evaluation_finish": (c_int32, _handle, POINTER(c_double)),
     "ebb_read": (c_int32, _handle, c_int32, c_char_p, SINK, c_void_p),
     "ebb_write": (c_int32, _handle, c_int32, c_char_p, FILL, c_void_p),
+    "ebb_read_parameter": (c_int32, _handle, c_int32, c_int32, c_char_p, SINK, c_void_p),
+    "ebb_write_parameter": (c_int32, _handle, c_int32, c_int32, c_char_p, FILL, c_void_p),
     "ebb_gather": (c_int32, _handle, c_int32, c_int32, c_int32, SINK, c_void_p),
+    "ebb_gather_state": (c_int32, _handle, c_int32, c_int32, c_char_p, c_int32, SINK, c_void_p),
     "ebb_save": (c_int32, _handle, c_char_p, POINTER(SaveOptions), POINTER(c_int64)),
     "ebb_save_wait": (c_int32, _handle, c_int64, POINTER(c_int32)),
     "ebb_load": (c_int32, _handle, c_char_p, POINTER(Loaded)),
+    "ebb_load_with": (c_int32, _handle, c_char_p, POINTER(LoadOptions), POINTER(Loaded)),
+    "ebb_import_tensors": (c_int32, c_char_p, c_char_p),
     "ebb_memory": (c_int32, _handle, POINTER(MemoryRow), c_int32, _count),
     "ebb_traffic": (c_int32, _handle, POINTER(TrafficRow), c_int32, _count),
     "ebb_communication": (c_int32, _handle, POINTER(CommunicationRow), c_int32, _count),

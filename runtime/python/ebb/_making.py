@@ -8,7 +8,7 @@ import json
 import logging
 import os
 from ctypes import byref, c_void_p
-from typing import Any, Iterable, Iterator, Sequence
+from typing import Any, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -16,6 +16,7 @@ from torch import nn
 from . import _library
 from ._files import Files
 from ._fixed import refuse
+from ._given_values import GivenValues
 from ._hidden import has_value, without_value
 from ._library import Error, library
 from ._model import Config, Groups, Model, config_text, dtype_function, group_function, resolved, tier_of_activations
@@ -31,8 +32,9 @@ log = logging.getLogger("ebb")
 
 def initialize(
     model: nn.Module, config: Config, *, units: UnitsArgument = None, example: Any = None, resident: Iterable[str] = (),
-    groups: Groups | None = None, weights: str | os.PathLike | None = None, values_of_rank_0: bool = False, dtype: str | None = None,
-    device: str | None = None, threads: int = 0, name: str = "engine", check: bool = False, keep_memory: bool = False,
+    groups: Groups | None = None, weights: str | os.PathLike | None = None, values: Mapping[str, torch.Tensor] | None = None,
+    values_of_rank_0: bool = False, dtype: str | None = None, device: str | None = None, threads: int = 0, name: str = "engine", check: bool = False,
+    keep_memory: bool = False,
 ) -> Engine:
     """Shards `model` over the ranks and returns its engine. Collective: every rank calls it with the same model and config.
 
@@ -48,6 +50,8 @@ def initialize(
         function of a parameter's name that returns its group; "": none.
     weights: a safetensors file, or a folder of Hugging Face's. Every rank reads its own slices from it. This is for a model whose
         parameters are on the meta device (`ebb.empty_parameters()`).
+    values: tensors by the names of state_dict(), instead of weights=: for example torch.load(file, mmap=True), of which each rank reads
+        its own slices, so that a host has them once.
     values_of_rank_0: other ranks take rank 0's initial values. Otherwise, if values differ, an error names the parameter.
     dtype: "config": all parameters are computed in the configuration's dtype, also those of a model with several dtypes.
     device: "cpu", "cuda", "cuda:1". Default: the device of the parameters.
@@ -69,13 +73,15 @@ def initialize(
             raise Error(
                 '"ebb.offload_activations" is "nvme": what a torch module saves for its backward can be in RAM ("cpu"), not on a disk', "UNIMPLEMENTED"
             )
-        if weights is None:
+        if weights is not None and values is not None:
+            raise Error("weights= and values= both give initial values: give one of them", "INVALID_ARGUMENT")
+        if weights is None and values is None:
             _refuse_hidden(model)
             _refuse_shared(model)
         on = torch.device(device) if device is not None else _device_of(model)
         divided, order = units_and_order(model, units, example, resident, on)
         group_of = group_function(groups)
-        files = Files(os.fspath(weights), model) if weights is not None else None
+        files = Files(os.fspath(weights), model) if weights is not None else GivenValues(values, model) if values is not None else None
         if dtype not in (None, "config"):
             raise Error(f"dtype={dtype!r}: it is \"config\" or None, and the configuration has the type", "INVALID_ARGUMENT")
         dtype_of = dtype_function(model, settings, of_config=dtype is not None)

@@ -15,6 +15,7 @@ from torch import nn
 
 from . import _library
 from ._files import Files
+from ._given_values import GivenValues
 from ._library import Error, check, check_id, library
 from ._tensors import NUMBER_OF_DTYPE
 from ._units import Unit
@@ -85,7 +86,7 @@ def group_function(groups: Groups | None) -> Callable[[str], str]:
 class Model:
     """The handle of an ebb_model, and the memory or files that have its values until the engine is made."""
 
-    def __init__(self, units: list[Unit], order: Order, group_of, dtype_of, files: Files | None = None, has_values: bool = True):
+    def __init__(self, units: list[Unit], order: Order, group_of, dtype_of, files: Files | GivenValues | None = None, has_values: bool = True):
         self.handle = library.ebb_model_create()
         self.kept: list[Any] = []
         self.failure: BaseException | None = None  # of reading values
@@ -102,7 +103,7 @@ class Model:
     def __del__(self) -> None:
         library.ebb_model_destroy(self.handle)
 
-    def _add(self, unit: Unit, name: str, parameter: nn.Parameter, group_of, dtype_of, files: Files | None, has_values: bool) -> int:
+    def _add(self, unit: Unit, name: str, parameter: nn.Parameter, group_of, dtype_of, files: Files | GivenValues | None, has_values: bool) -> int:
         shape = (c_int64 * max(parameter.dim(), 1))(*parameter.shape)
         given = _library.Parameter(
             trainable=parameter.requires_grad, name=name.encode(), group=group_of(name).encode(), shape=shape, dimensions=parameter.dim(),
@@ -126,7 +127,7 @@ class Model:
         self.kept.append(shape)
         return check_id(library.ebb_model_add_parameter(self.handle, unit.index, byref(given)))
 
-    def _converting(self, files: Files, key: str) -> Any:
+    def _converting(self, files: Files | GivenValues, key: str) -> Any:
         def fill(user, parameter, begin, end, numbers) -> int:
             try:
                 values = files.converted.values(key).reshape(-1)[begin:end].float().contiguous()

@@ -13,12 +13,14 @@ from torch import nn
 from . import _library
 from ._fixed import Members
 from ._hidden import Name, as_plain
-from ._library import MASTER, OPTIMIZER, Error, check, library
+from ._library import GRADIENT, MASTER, OPTIMIZER, Error, check, library
 from ._steps import Steps
 from ._tensors import Memory
 from ._units import Unit
 from ._walk import Walk
 from ._world import World
+
+GRADIENT_NAME = "gradient"
 
 
 class State:
@@ -93,19 +95,21 @@ class State:
 
     # Whole values.
 
-    def gather(self, name: str, rank: int = -1, master: bool = False) -> torch.Tensor | None:
+    def gather(self, name: str, rank: int = -1, master: bool = False, state: str = "") -> torch.Tensor | None:
         """Collective: as Engine.gather(), by the engine's name."""
         self.between_forwards(checks_writes=False)  # of many parameters in turn
+        if state == GRADIENT_NAME:
+            self._end_backwards()
         shape = self.parameters[name].shape
         here = rank in (-1, self.world.rank)
         whole = torch.empty(shape, dtype=torch.float32, device="cpu") if here else None
         address = whole.data_ptr() if here else 0
-        self.gather_pieces(name, lambda values, begin, end: ctypes.memmove(address + 4 * begin, values, 4 * (end - begin)), rank)
-        return whole if master or whole is None else whole.to(self.parameters[name].dtype)
+        self.gather_pieces(name, lambda values, begin, end: ctypes.memmove(address + 4 * begin, values, 4 * (end - begin)), rank, state)
+        return whole if master or state or whole is None else whole.to(self.parameters[name].dtype)
 
-    def gather_pieces(self, name: str, piece: Callable[[Any, int, int], None], rank: int) -> None:
+    def gather_pieces(self, name: str, piece: Callable[[Any, int, int], None], rank: int, state: str = "") -> None:
         """Collective: calls `piece`(pointer to fp32 values, begin, end) for at most 1 MiB at a time, in order. `rank`: the rank that makes
-        these calls; -1: all do."""
+        these calls; -1: all do. `state`: as of Engine.gather()."""
         failures: list[BaseException] = []
 
         def sink(user, parameter, begin, end, values) -> int:
@@ -116,7 +120,7 @@ class State:
                 return 1
             return 0
 
-        code = library.ebb_gather(self.memory.handle, self.ids[name], MASTER, rank, _library.SINK(sink), None)
+        code = library.ebb_gather_state(self.memory.handle, self.ids[name], *_state_of(state), rank, _library.SINK(sink), None)
         if failures:
             raise failures[0]
         check(code)
@@ -138,20 +142,6 @@ class State:
 
     def take_back(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
         return {name: slots.take_back(i) for name in names for slots, i in (self.slots[name],)}
-
-    def read_slices(self, name: str, state: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """This rank's part of an optimizer state, on the CPU: the values with zeros around them, and ones where they are."""
-        self.between_forwards(checks_writes=False)
-        values, is_here = (torch.zeros(self.parameters[name].numel(), dtype=torch.float32, device="cpu") for _ in range(2))
-
-        def take(user, parameter, begin, end, numbers) -> int:
-            if parameter == self.ids[name]:
-                ctypes.memmove(values.data_ptr() + 4 * begin, numbers, 4 * (end - begin))
-                is_here[begin:end] = 1
-            return 0
-
-        check(library.ebb_read(self.memory.handle, OPTIMIZER, state.encode(), _library.SINK(take), None))
-        return values, is_here
 
     def whole_values(self, device: torch.device) -> dict[str, torch.Tensor]:
         """Collective, of close(keep_values=True)."""
@@ -182,40 +172,51 @@ class State:
             self.gather_pieces(name, take, rank=-1)
         return values
 
+    def _end_backwards(self) -> None:
+        """Collective: makes the gradients of the open step final."""
+        steps = self.steps
+        if steps.in_step and steps.is_reduced:
+            return
+        if not steps.in_step or steps.backwards == 0 or self.walk.in_round:
+            raise Error("a gradient has no value here: read and write gradients between the last backward of a step and step()")
+        if not steps.held:
+            raise Error("gradients are read and written in steps that keep them: set engine.reads_gradients = True before the step begins")
+        if steps.rounds == 0 and steps.backwards < steps.accumulation:
+            raise Error(
+                f"a gradient is read or written after {steps.backwards} of {steps.accumulation} backwards of the step: do that after the last one"
+            )
+        self.walk.check_whole()
+        self.walk.finish_round()
+        steps.check_gradients(has_new=steps.backwards > steps.counted)
+        steps.counted = steps.backwards
+        steps.reduce()
+
     def check_can_write(self) -> None:
         if self.steps.in_step:
             raise Error("parameters can be written only between steps: after step() or drop()")
 
-    def write(self, values: Mapping[str, torch.Tensor]) -> None:
-        """Collective: sets parameters by their fp32 masters. Parameters that are not named keep their values, which are read and written again."""
-        self.check_can_write()
-        given: dict[int, torch.Tensor] = {}
+    def write(self, values: Mapping[str, torch.Tensor], state: str = "") -> None:
+        """Collective: sets fp32 masters, or another state, as of Engine.gather()."""
+        if state == GRADIENT_NAME:
+            self._end_backwards()
+        else:
+            self.check_can_write()
         for name, value in values.items():
             shape = self.parameters[name].shape
             if value.shape != shape:
                 raise Error(f"'{name}' has the shape {list(shape)}, and was given {list(value.shape)}", "INVALID_ARGUMENT")
-            given[self.ids[name]] = value.detach().to("cpu", torch.float32).contiguous()
-        kept: dict[int, dict[tuple[int, int], bytes]] = {}  # by parameter, begin and end
-        if len(given) < len(self.ids):
-            def keep(user, parameter, begin, end, numbers) -> int:
-                if parameter not in given:
-                    kept.setdefault(parameter, {})[begin, end] = ctypes.string_at(numbers, 4 * (end - begin))
+        for name, value in values.items():
+            given = value.detach().to("cpu", torch.float32).contiguous()
+
+            def fill(user, parameter, begin, end, numbers, address: int = given.data_ptr()) -> int:
+                ctypes.memmove(numbers, address + 4 * begin, 4 * (end - begin))
                 return 0
 
-            check(library.ebb_read(self.memory.handle, MASTER, None, _library.SINK(keep), None))
+            check(library.ebb_write_parameter(self.memory.handle, self.ids[name], *_state_of(state), _library.FILL(fill), None))
+        if not state:
+            self.steps.refresh_residents()
 
-        def fill(user, parameter, begin, end, numbers) -> int:
-            address = ctypes.addressof(numbers.contents)
-            if parameter in given:
-                ctypes.memmove(address, given[parameter].data_ptr() + 4 * begin, 4 * (end - begin))
-                return 0
-            done = 0
-            for (first, last), values in kept.get(parameter, {}).items():
-                low, high = max(first, begin), min(last, end)
-                if low < high:
-                    ctypes.memmove(address + 4 * (low - begin), values[4 * (low - first) : 4 * (high - first)], 4 * (high - low))
-                    done += high - low
-            return 0 if done == end - begin else 1
 
-        check(library.ebb_write(self.memory.handle, MASTER, None, _library.FILL(fill), None))
-        self.steps.refresh_residents()
+def _state_of(name: str) -> tuple[int, bytes | None]:
+    """For the library: a class, and of an optimizer's the name."""
+    return (MASTER, None) if not name else (GRADIENT, None) if name == GRADIENT_NAME else (OPTIMIZER, name.encode())

@@ -66,6 +66,9 @@ class Steps:
         self.rounds = 0  # that a step may have at most; 0: the configuration's accumulation
         self.sums_ranks = False  # with sums: over ranks, too
         self.takes_late_rates = False  # those that rates() gives when the step ends
+        self.holds = False  # steps keep their gradients until their end, so that they can be read and written; of the open step: held
+        self.held = False
+        self.is_reduced = False  # the gradients of the step are final
         self.given: Rates = []
         self.taken: set[str] = set()  # names of the parameters whose gradients the engine has taken in the step
         self._scope = c_int64()
@@ -94,6 +97,11 @@ class Steps:
             self.finish_evaluation()
             if not self.in_step:
                 self._begin_step()
+            elif self.is_reduced:
+                raise Error(
+                    "a forward with gradients after a gradient of the step was read or written, which ends its backwards: read and write gradients "
+                    "after the last backward of a step"
+                )
             elif self.backwards >= self.accumulation:
                 raise Error(
                     f"a forward with gradients after {self.backwards} backward(s) of one step, but gradient_accumulation_steps is "
@@ -177,6 +185,10 @@ class Steps:
         for unit in self.residents:
             self.slots[unit.index].age()
         check(library.ebb_step_finish(self.memory.handle, byref(options)))
+
+    def reduce(self) -> None:
+        check(library.ebb_step_reduce(self.memory.handle))
+        self.is_reduced = True
 
     def fail(self, error: str, begins: str = "", walk: Sequence[int] = ()) -> None:
         """Ends the evaluation and the step, with an error that the library has not seen, so that every rank gets it. `begins`: "step" or
@@ -325,11 +337,11 @@ class Steps:
         self.given = self.rates()
         self.begun_with_sums = self.sums
         options = _library.StepOptions(
-            may_leave_out=1, gradient_divisor=(1 if self.sums_ranks else self.ranks) if self.sums else 0, micro_batches=self.rounds,
+            may_leave_out=1, hold_updates=self.holds, gradient_divisor=(1 if self.sums_ranks else self.ranks) if self.sums else 0, micro_batches=self.rounds,
             rates_at_finish=self.takes_late_rates, groups=_group_options(self.given), group_count=len(self.given)
         )
         check(library.ebb_step_begin(self.memory.handle, byref(options)))
-        self.in_step = True
+        self.in_step, self.held, self.is_reduced = True, self.holds, False
         self.is_stale = False  # the forward that begins the step shows them
         self.backwards = self.counted = 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import socket
 import sys
 import weakref
 from ctypes import byref, c_void_p
@@ -66,6 +67,32 @@ def meet() -> World:
         os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", "29500")
     return of
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def meet_beside_torch() -> None:
+    """world(), after torch.distributed has made its group: the ranks meet at a port that rank 0 finds."""
+    import torch.distributed as dist
+
+    if is_open():
+        return
+    if dist.get_world_size() > 1 and not os.environ.get("TORCHELASTIC_RUN_ID"):  # torch's group listens at MASTER_PORT
+        port = [free_port() if dist.get_rank() == 0 else None]
+        dist.broadcast_object_list(port, src=0)
+        before = os.environ.get("MASTER_PORT")
+        os.environ["MASTER_PORT"] = str(port[0])
+        try:
+            meet()
+        finally:
+            if before is not None:
+                os.environ["MASTER_PORT"] = before
+    else:
+        meet()
 
 
 def _close_all() -> None:

@@ -34,7 +34,7 @@ import torch
 from torch import _weights_only_unpickler as weights_only
 
 from ._files import FORMAT_NAMES
-from ._library import Error
+from ._library import Error, check, library
 
 # The names in the pickle of a dict of tensors, beside those of storages.
 _OF_TENSORS = {"torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_parameter", "torch.Size", "collections.OrderedDict"}
@@ -42,6 +42,12 @@ _OLD_BEGIN = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"  # a pi
 _PICKLE_BYTES = 16 << 20
 _INDEX_BYTES = 100_000_000
 _STEPS = 10**15
+# What DeepSpeed writes into *_model_states.pt itself. Other names are those of the program.
+_OF_DEEPSPEED = set(
+    "module buffer_names optimizer param_shapes frozen_param_shapes shared_params frozen_param_fragments lr_scheduler data_sampler random_ltd "
+    "sparse_tensor_module_names skipped_steps global_steps global_samples dp_world_size mp_world_size ds_config ds_version universal_checkpoint_info "
+    "autotp_uc_info checkpoint_parallel_dimensions".split()
+)
 
 
 def _damaged(text: str) -> Error:
@@ -436,6 +442,28 @@ def answer(path: str) -> str:
         return json.dumps({"error": str(error), "code": error.code})
     except (UnicodeError, ValueError, OSError) as error:
         return json.dumps({"error": f"'{path}' cannot be read: {error}", "code": "INVALID_ARGUMENT"})
+
+
+def import_tensors(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> None:
+    """Writes the tensors at `path` as a checkpoint in `folder`, which Engine.load() takes: `ebb-checkpoint import`, of one rank."""
+    check(library.ebb_import_tensors(answer(os.fspath(path)).encode(), os.fspath(folder).encode()))
+
+
+def facts_of_universal(path: str) -> dict[str, Any]:
+    """What a universal checkpoint of DeepSpeed's has beside tensors: counters, the schedule, the caller's own state, and the numbers among the options of
+    the optimizer's groups. The caller's objects are unpickled, so read only what you trust."""
+    files = sorted(name for name in _names_in(path) if name.endswith("_model_states.pt"))
+    facts = torch.load(os.path.join(path, files[0]), map_location="cpu", weights_only=False) if files else {}
+    file = os.path.join(path, "zero", "optimizer_state.pt")
+    root = _File(file, ignores_others=True).root if os.path.lexists(file) else {}
+    groups = root.get("param_groups") if isinstance(root, dict) else None
+    is_plain = lambda value: isinstance(value, (bool, int, float)) or isinstance(value, tuple) and all(isinstance(one, float) for one in value)
+    return {
+        "client_state": {name: value for name, value in facts.items() if name not in _OF_DEEPSPEED},
+        "groups": [{key: value for key, value in group.items() if is_plain(value)} for group in groups or ()],
+        "lr_scheduler": facts.get("lr_scheduler"),
+        **{name: int(facts.get(name, 0)) for name in ("global_steps", "global_samples")},
+    }
 
 
 def main(path: str) -> None:

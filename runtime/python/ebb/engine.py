@@ -124,7 +124,7 @@ class Engine(OpenSteps):
             steps.check_writes()
         if not steps.in_step:
             raise Error("step() without a forward of the model with gradients since the last one")
-        if steps.backwards == 0 or (steps.backwards == steps.counted and not now):
+        if steps.backwards == 0 or (steps.backwards == steps.counted and not now and not steps.is_reduced):
             raise Error(
                 "step() without a backward through the model since the last one. If a forward's backward was left out, call drop() instead of that "
                 "backward"
@@ -204,11 +204,14 @@ class Engine(OpenSteps):
 
     # State.
 
-    def gather(self, name: str, rank: int = -1, master: bool = False) -> torch.Tensor | None:
+    def gather(self, name: str, rank: int = -1, master: bool = False, state: str = "") -> torch.Tensor | None:
         """Collective: returns the whole value of a parameter on the CPU, in its dtype. With `master`: the fp32 value that the optimizer
-        updates. Only `rank` gets the value, and other ranks get None; -1: every rank gets it."""
+        updates. Only `rank` gets the value, and other ranks get None; -1: every rank gets it.
+
+        state: an optimizer state by its name, such as "exp_avg", in fp32. "gradient": the fp32 gradient of the step, averaged over ranks and
+        micro-batches, and neither scaled nor clipped, between the step's last backward and step(), with `reads_gradients`."""
         self._state.between_forwards(checks_writes=False)
-        return self._state.gather(self._named(name), rank, master)
+        return self._state.gather(self._named(name), rank, master, state)
 
     def gather_pieces(self, name: str, piece: Callable[[Any, int, int], None], rank: int) -> None:
         """Collective: gather() without a whole value anywhere, as State.gather_pieces()."""
@@ -223,10 +226,15 @@ class Engine(OpenSteps):
         """Ends lend(). Returns the values that the parameters have shown."""
         return self._state.take_back([self._named(name) for name in names])
 
-    def read_slices(self, name: str, state: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """This rank's part of an optimizer state, such as "exp_avg", of a parameter: flat fp32 values on the CPU with zeros around them, and ones
-        where they are."""
-        return self._state.read_slices(self._named(name), state)
+    @property
+    def reads_gradients(self) -> bool:
+        """Whether gradients can be gathered and written between the last backward of a step and step(). No parameter is then updated before
+        step(). A change holds from the next step on."""
+        return self._steps.holds
+
+    @reads_gradients.setter
+    def reads_gradients(self, reads: bool) -> None:
+        self._steps.holds = reads
 
     def state_dict(self, rank: int = -1) -> dict[str, torch.Tensor]:
         """Collective: all entries of model.state_dict(), with parameters gathered to the CPU of `rank`; -1: to the CPU of every rank.
@@ -234,18 +242,23 @@ class Engine(OpenSteps):
         self._state.between_forwards()
         return self._entries.of_values(rank)
 
+    def names_of_entries(self) -> dict[str, str]:
+        """Collective: for each parameter in model.state_dict(), its name in checkpoints. A tied one has several entries."""
+        self._state.between_forwards()
+        return {key: str(one._ebb_name) for key, one in self._entries.of_names().items() if isinstance(one, nn.Parameter)}
+
     def load_state_dict(self, values: Mapping[str, torch.Tensor], strict: bool = True) -> None:
         """Collective: sets values by the names of model.state_dict(). Every rank gives the same values. Optimizer states do not change."""
         saving.load_state_dict(self._entries, values, strict)
 
-    def write(self, name: str, value: torch.Tensor) -> None:
-        """Collective: sets one parameter to `value`, which must have its shape. The other parameters of this rank are read and written
-        again, so write_all is faster for several."""
-        self.write_all({name: value})
+    def write(self, name: str, value: torch.Tensor, state: str = "") -> None:
+        """Collective, between steps: sets one parameter to `value`, which must have its shape and be the same on every rank. `state`: as of
+        gather()."""
+        self.write_all({name: value}, state)
 
-    def write_all(self, values: Mapping[str, torch.Tensor]) -> None:
+    def write_all(self, values: Mapping[str, torch.Tensor], state: str = "") -> None:
         self._state.between_forwards()
-        self._state.write({self._named(name): value for name, value in values.items()})
+        self._state.write({self._named(name): value for name, value in values.items()}, state)
 
     def save(
         self, folder: str | os.PathLike, *, keep: int = 0, trainer: bytes = b"", of_this_rank: bytes = b"", asynchronous: bool = False
@@ -267,12 +280,15 @@ class Engine(OpenSteps):
         check(library.ebb_save(self._memory.handle, os.fspath(folder).encode(), byref(options), of_ticket))
         return Ticket(self._memory, number.value) if asynchronous else None
 
-    def load(self, path: str | os.PathLike) -> tuple[int, bytes, bytes]:
+    def load(self, path: str | os.PathLike, *, states: bool = True, partial: bool = False) -> tuple[int, bytes, bytes]:
         """Collective: loads a checkpoint, or the newest complete one of a folder. Returns the number of finished steps, and the bytes that
-        save() got as `trainer` and as `of_this_rank` (empty at another number of ranks)."""
+        save() got as `trainer` and as `of_this_rank` (empty at another number of ranks).
+
+        states: False: values of parameters alone. Optimizer states, the loss scale and the number of steps stay.
+        partial: what the checkpoint lacks stays as it is, and what the model lacks is left out. Otherwise both are errors."""
         self._state.between_steps("load")
-        found = _library.Loaded()
-        check(library.ebb_load(self._memory.handle, os.fspath(path).encode(), byref(found)))
+        found, options = _library.Loaded(), _library.LoadOptions(without_states=not states, partial=partial)
+        check(library.ebb_load_with(self._memory.handle, os.fspath(path).encode(), byref(options), byref(found)))
         self._steps.refresh_residents()
         _buffers.set_to(self._entries, ctypes.string_at(found.buffers, found.buffers_bytes))
         of_this_rank = ctypes.string_at(found.of_this_rank, found.of_this_rank_bytes)

@@ -306,20 +306,6 @@ def test_gathered_parameters_show_values_and_take_the_changes_of_one_rank():
 
 
 @on_one
-def test_zero_init_marks_parameters_and_its_model_trains():
-    deepspeed = loops.deepspeed()
-    with deepspeed.zero.Init(config_dict_or_path=loops.config()):
-        model = training.mlp()
-    assert [parameter.ds_numel for parameter in model.parameters()] == [parameter.numel() for parameter in model.parameters()]
-    assert not hasattr(training.mlp()[0].weight, "ds_id")
-    plain = training.mlp()
-    engine = loops.begin(model)
-    batches = training.vector_batches(3, 1)
-    loops.check(loops.train(engine, batches), loops.train_with_torch(plain, batches, loops.adamw(plain.parameters()))[0])
-    engine.destroy()
-
-
-@on_one
 def test_no_sync_is_for_stages_0_and_1():
     engine = loops.begin(training.mlp(), loops.config(3))
     with pytest.raises(AssertionError, match="incompatible"), engine.no_sync():

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from ebb.deepspeed.schedules import LRRangeTest, OneCycle, WarmupCosineLR, WarmupDecayLR, WarmupLR, of_config
+from ebb.schedules import LRRangeTest, OneCycle, WarmupCosineLR, WarmupDecayLR, WarmupLR, of_config
 
 
 def _rates(kind, steps, lr=0.1, **options):

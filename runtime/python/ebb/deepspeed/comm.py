@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from datetime import timedelta
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from .._library import Error
-from .._world import is_open, meet
+from .._world import free_port, meet, meet_beside_torch
 
 ReduceOp = dist.ReduceOp
 
@@ -25,7 +24,7 @@ def init_distributed(
     if not dist.is_available():
         raise Error("this torch is without torch.distributed", "UNIMPLEMENTED")
     if dist.is_initialized():
-        _meet_beside_torch()
+        meet_beside_torch()
         return
     assert dist_init_required is not False, (
         "Distributed backend is not initialized. Please set dist_init_required to True or initialize before calling deepspeed.initialize()"
@@ -37,34 +36,11 @@ def init_distributed(
     os.environ.setdefault("WORLD_SIZE", str(world.size))
     os.environ.setdefault("LOCAL_RANK", str(world.local_rank))
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-    os.environ.setdefault("MASTER_PORT", str(distributed_port or (_free_port() if world.size == 1 else 29500)))
+    os.environ.setdefault("MASTER_PORT", str(distributed_port or (free_port() if world.size == 1 else 29500)))
     if torch.cuda.is_available():
         torch.cuda.set_device(world.local_rank % torch.cuda.device_count())
     backend = dist_backend or ("nccl" if torch.cuda.is_available() else "gloo")
     dist.init_process_group(backend, **({"timeout": timeout} if timeout else {}), **({"init_method": init_method} if init_method else {}))
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
-def _meet_beside_torch() -> None:
-    if is_open():
-        return
-    if dist.get_world_size() > 1 and not os.environ.get("TORCHELASTIC_RUN_ID"):  # torch's group listens at MASTER_PORT
-        port = [_free_port() if dist.get_rank() == 0 else None]
-        dist.broadcast_object_list(port, src=0)
-        before = os.environ.get("MASTER_PORT")
-        os.environ["MASTER_PORT"] = str(port[0])
-        try:
-            meet()
-        finally:
-            if before is not None:
-                os.environ["MASTER_PORT"] = before
-    else:
-        meet()
 
 
 def is_initialized() -> bool:

@@ -86,8 +86,7 @@ class DeepSpeedConfig:
         self.buffer_dtype = None if buffers is None else dtype_named(buffers)
         if types.pop("keep_in_fp32_modules", None):
             raise Error("data_types.keep_in_fp32_modules is not built yet: leave it out, and every parameter has the configured type", "UNIMPLEMENTED")
-        if (given.get("checkpoint") or {}).get("load_universal"):
-            raise Error("checkpoint.load_universal is not built yet: import the folder with ebb.checkpoint, and load what that writes", "UNIMPLEMENTED")
+        self.loads_universal = bool((given.get("checkpoint") or {}).get("load_universal"))
         if world is None:
             from .._world import meet
 

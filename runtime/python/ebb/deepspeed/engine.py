@@ -13,12 +13,13 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from .. import schedules
 from .._library import Error
 from .._making import initialize as shard
 from .._reports import Report
 from .._world import meet
 from ..engine import Engine
-from . import comm, optimizers, schedules
+from . import comm, optimizers, zero
 from .config import DeepSpeedConfig, refuse_parallel
 from .dataloader import DeepSpeedDataLoader
 from .facts import Facts
@@ -90,6 +91,7 @@ class DeepSpeedEngine(Facts, Saving, nn.Module):
         self._reported: tuple[int, Report] | None = None
         model = _whole(getattr(model, "_orig_mod", model))
         self.module = model
+        zero.show(model)
         self._groups = self._grouped(optimizer, model_parameters)
         self._has_own_schedule = lr_scheduler is not None  # the JSON's does nothing
         self._move_buffers()
@@ -156,7 +158,11 @@ class DeepSpeedEngine(Facts, Saving, nn.Module):
             self.module, settings, groups=groups, resident=[re.escape(name) for name in {*external, *resident}], values_of_rank_0=True, dtype="config",
             device=str(self.device), name=f"engine{next(_numbers)}",
         )
+        if self.zero_optimization_stage() == 3:
+            for parameter in self.module.parameters():
+                zero.mark(parameter)
         if self._groups is not None:
+            self.ebb.reads_gradients = True
             self.ebb.forwards_max = _FORWARDS_MAX
             self.ebb.open_steps(most, self._groups.rates, self._config.sums_ranks)
 

@@ -18,7 +18,7 @@ from . import VERSION
 
 class Row(NamedTuple):
     """`modules` and `names` are lists with blanks; "." is deepspeed itself. `source`: the module of ebb.deepspeed that has the names, or
-    "value": `note` is the value, "nothing": calls do nothing, "refused": calls raise, "later": refused until it is built."""
+    "value": `note` is the value, "nothing": calls do nothing, "refused": calls raise."""
 
     modules: str
     names: str
@@ -26,7 +26,6 @@ class Row(NamedTuple):
     note: Any
 
 
-_STATES = "until optimizer states and gradients can be read and written one by one"
 TABLE = (
     Row(". runtime.engine", "initialize", "engine", "`ebb.initialize`; returns engine, optimizer, loader and schedule"),
     Row(". runtime.engine", "DeepSpeedEngine", "engine", "an `nn.Module` around the model; `engine.ebb` is the `ebb.Engine`"),
@@ -44,19 +43,21 @@ TABLE = (
     Row("ops.lion ops.lion.cpu_lion ops.lion.fused_lion", "FusedLion DeepSpeedCPULion", "optimizers", "Ebb's Lion"),
     Row("ops.adagrad ops.adagrad.cpu_adagrad", "DeepSpeedCPUAdagrad", "optimizers", "Ebb's Adagrad"),
     Row("ops.lamb ops.lamb.fused_lamb", "FusedLamb", "optimizers", "Ebb's Lamb"),
-    Row("runtime.lr_schedules", "LRRangeTest OneCycle WarmupLR WarmupDecayLR WarmupCosineLR VALID_LR_SCHEDULES", "schedules",
+    Row("runtime.lr_schedules", "LRRangeTest OneCycle WarmupLR WarmupDecayLR WarmupCosineLR VALID_LR_SCHEDULES", "ebb.schedules",
         "DeepSpeed's rates to 1e-12; `warmup_num_steps` 0 counts as 2"),
-    Row("zero runtime.zero runtime.zero.partition_parameters", "Init", "zero", "marks the parameters; the model is whole until `initialize`"),
+    Row("zero runtime.zero runtime.zero.partition_parameters", "Init", "zero",
+        "a host has one copy of the model, in RAM or in `nvme_path`"),
     Row("zero runtime.zero runtime.zero.partition_parameters", "GatheredParameters", "zero",
         "whole values, also below stage 3; with `modifier_rank` that rank's changes are written"),
     Row("zero runtime.zero runtime.zero.partition_parameters", "register_external_parameter unregister_external_parameter", "zero",
         "before `initialize`: the parameter is kept whole"),
     Row("zero runtime.zero runtime.zero.partition_parameters", "ZeroParamStatus ZeroParamType is_zero_param", "zero", "of parameters made in `zero.Init`"),
-    Row("utils utils.tensor_fragment", "safe_get_full_fp32_param safe_set_full_fp32_param", "zero", "the whole fp32 master"),
-    Row("utils utils.tensor_fragment", "safe_get_full_optimizer_state", "zero", "a state such as \"exp_avg\", between steps"),
-    Row("utils utils.tensor_fragment", "safe_get_full_grad safe_set_full_grad safe_set_full_optimizer_state safe_get_local_fp32_param "
-        "safe_set_local_fp32_param safe_get_local_grad safe_set_local_grad safe_get_local_optimizer_state safe_set_local_optimizer_state "
-        "safe_update_full_grad_vectorized", "later", _STATES),
+    Row("utils utils.tensor_fragment", "safe_get_full_fp32_param safe_set_full_fp32_param", "state", "the whole fp32 master"),
+    Row("utils utils.tensor_fragment", "safe_get_full_optimizer_state safe_set_full_optimizer_state", "state", "a state such as \"exp_avg\""),
+    Row("utils utils.tensor_fragment", "safe_get_full_grad safe_set_full_grad safe_update_full_grad_vectorized", "state",
+        "the gradient of the step, between its last backward and `step()`"),
+    Row("utils utils.tensor_fragment", "safe_get_local_fp32_param safe_set_local_fp32_param safe_get_local_grad safe_set_local_grad "
+        "safe_get_local_optimizer_state safe_set_local_optimizer_state", "state", "DeepSpeed's part of this rank; collective here"),
     Row("utils", "set_z3_leaf_modules unset_z3_leaf_modules get_z3_leaf_modules z3_leaf_module set_z3_leaf_module", "small_names",
         "marks modules; the engine finds by itself what runs together"),
     Row("utils utils.logging", "logger log_dist warning_once", "small_names", "a logger of Python's"),
@@ -72,8 +73,8 @@ TABLE = (
         "they are for tensor parallelism, and every rank is data-parallel"),
     Row("checkpoint.utils", "clone_tensors_for_torch_save", "small_names", "copies of tensors"),
     Row("runtime.checkpoint_engine.torch_checkpoint_engine", "TorchCheckpointEngine", "small_names", "an empty class"),
-    Row("utils utils.zero_to_fp32", "convert_zero_checkpoint_to_fp32_state_dict get_fp32_state_dict_from_zero_checkpoint "
-        "load_state_dict_from_zero_checkpoint", "later", "reading a checkpoint without an engine: load it with an engine and call save_16bit_model"),
+    Row("utils.zero_to_fp32", "convert_zero_checkpoint_to_fp32_state_dict get_fp32_state_dict_from_zero_checkpoint "
+        "load_state_dict_from_zero_checkpoint get_model_state_file get_optim_files main", "zero_to_fp32", "a checkpoint without an engine"),
     Row("ops.op_builder ops.op_builder.all_ops", "OpBuilder CPUAdamBuilder FusedAdamBuilder CPULionBuilder FusedLionBuilder CPUAdagradBuilder "
         "FusedLambBuilder AsyncIOBuilder UtilsBuilder TransformerBuilder", "small_names", "compatible; `load()` raises"),
     Row("ops", "__compatible_ops__", "value", {}),
@@ -124,7 +125,7 @@ def _found(module: str, name: str) -> Row | None:
 
 
 def _source(name: str) -> Any:
-    return importlib.import_module(f"ebb.deepspeed.{name}")
+    return importlib.import_module(name if name.startswith("ebb.") else f"ebb.deepspeed.{name}")
 
 
 def value(module: str, name: str) -> Any:
@@ -137,7 +138,7 @@ def value(module: str, name: str) -> Any:
         raise AttributeError(f"Ebb has no 'deepspeed.{full}' under DeepSpeed's names")
     if row.source == "value":
         return row.note
-    if row.source in ("refused", "later", "nothing"):
+    if row.source in ("refused", "nothing"):
         return _class_of(full, row)
     return getattr(_source(row.source), name)
 
@@ -148,7 +149,7 @@ def _class_of(full: str, row: Row) -> type:
     def refuse(kind: type, *arguments: Any, **keywords: Any) -> Any:
         if row.source == "nothing":
             return object.__new__(kind)
-        raise Error(f"deepspeed.{full} is not built{' yet' if row.source == 'later' else ''}: {row.note}", "UNIMPLEMENTED")
+        raise Error(f"deepspeed.{full} is not built: {row.note}", "UNIMPLEMENTED")
 
     body: dict[str, Any] = {"__new__": refuse, "__module__": f"deepspeed.{full.rpartition('.')[0]}".rstrip(".")}
     if row.source == "nothing":
@@ -167,7 +168,7 @@ def verdict(name: str) -> str:
         if module == "." or module in _SUBMODULES:
             row = _found(module, parts[end])
             if row is not None:
-                return f"refused: {row.note}" if row.source in ("refused", "later") else "runs"
+                return f"refused: {row.note}" if row.source == "refused" else "runs"
             return "unknown"
     return "unknown"
 
@@ -179,7 +180,7 @@ def as_table() -> str:
         first = row.modules.split()[0]
         prefix = "" if first == "." else f"{first}."
         names = ", ".join(f"`{prefix}{name}`" for name in row.names.split())
-        note = {"value": f"`{row.note!r}`", "refused": f"refused: {row.note}", "later": f"not yet: {row.note}", "nothing": f"does nothing: {row.note}"}
+        note = {"value": f"`{row.note!r}`", "refused": f"refused: {row.note}", "nothing": f"does nothing: {row.note}"}
         lines.append(f"| {names} | {note.get(row.source, row.note)} |")
     return "\n".join(lines)
 

@@ -7,16 +7,18 @@ import io
 import logging
 import os
 import shutil
+import tempfile
 from typing import Any, Callable, Mapping
 
 import torch
 
+from .. import checkpoint
 from .._library import Error
 from . import comm
+from .zero_to_fp32 import MODEL_STATES, OF_MODEL, OPTIMIZER_STATES, SCRIPT
 
 log = logging.getLogger("ebb")
 _COUNTERS = ("global_steps", "global_samples", "micro_steps")
-_OF_MODEL = "model.pt"  # of an engine without shards
 
 
 class Saving:
@@ -37,14 +39,16 @@ class Saving:
         schedule, groups = self.lr_scheduler, self.optimizer.state_dict()["param_groups"] if self.optimizer is not None else []
         kept = {
             "client_state": dict(client_state or {}), "groups": groups, "lr_scheduler": schedule.state_dict() if hasattr(schedule, "state_dict") else None,
-            **{name: getattr(self, name) for name in _COUNTERS},
+            **{name: getattr(self, name) for name in _COUNTERS}, "names": self.ebb.names_of_entries() if self.ebb is not None else {},
         }
         written = io.BytesIO()
         torch.save(kept, written)
         if self.ebb is not None:
             self.ebb.save(folder, trainer=written.getvalue())
         elif self.global_rank == 0:
-            torch.save({"module": self.module.state_dict(), "kept": written.getvalue()}, os.path.join(folder, _OF_MODEL))
+            torch.save({"module": self.module.state_dict(), "kept": written.getvalue()}, os.path.join(folder, OF_MODEL))
+        if self.global_rank == 0:
+            self._write_for_others(save_dir, folder, kept["client_state"])
         if self.global_rank == 0 and save_latest:
             part = os.path.join(save_dir, ".latest.part")
             with open(part, "w", encoding="utf-8") as file:
@@ -55,31 +59,37 @@ class Saving:
         comm.barrier()
         return True
 
+    def _write_for_others(self, save_dir: str, folder: str, client_state: Mapping[str, Any]) -> None:
+        """Files that are not loaded here."""
+        torch.save(client_state, os.path.join(folder, MODEL_STATES))
+        stage = {"optimizer_state_dict": {"zero_stage": self.zero_optimization_stage()}}
+        torch.save(stage, os.path.join(folder, OPTIMIZER_STATES))
+        with open(os.path.join(save_dir, "zero_to_fp32.py"), "w", encoding="utf-8") as file:
+            file.write(SCRIPT)
+
     def load_checkpoint(
         self, load_dir: str, tag: Any = None, load_module_strict: bool = True, load_optimizer_states: bool = True,
         load_lr_scheduler_states: bool = True, load_module_only: bool = False, custom_load_fn: Callable[..., Any] | None = None,
     ) -> tuple[str | None, dict[str, Any] | None]:
         """Collective, between steps: the folder and the client state, or (None, None) and a warning if there is no checkpoint. Any number of ranks,
-        any stage and any tier loads it. Every parameter has to be in it, also with load_module_strict=False. The file was written by torch.save, so
-        load only what you trust."""
-        folder = self._folder_of(load_dir, tag)
+        any stage and any tier loads it. Universal checkpoints of DeepSpeed's are imported. The files were written by torch.save, so load only
+        what you trust."""
+        folder, is_universal = self._folder_of(load_dir, tag)
         if folder is None:
             return None, None
         if custom_load_fn is not None:
             raise Error("load_checkpoint with custom_load_fn is not built yet: call load_module_state_dict", "UNIMPLEMENTED")
         keeps_states = load_optimizer_states and not load_module_only
-        if not keeps_states and self.global_steps:
-            raise Error("load_checkpoint without optimizer states after the first step is not built yet: load before it", "UNIMPLEMENTED")
         self._forget_evaluation()
-        if self.ebb is not None:
-            text = self.ebb.load(folder)[1]
-            if not keeps_states and self.optimizer is not None:
-                self._shard_again(())  # with the values, and states as at the beginning
+        if is_universal:
+            kept = self._load_universal(folder, keeps_states, load_module_strict)
+        elif self.ebb is not None:
+            text = self.ebb.load(folder, states=keeps_states, partial=not load_module_strict)[1]
+            kept = torch.load(io.BytesIO(text), map_location="cpu", weights_only=False)
         else:
-            read = torch.load(os.path.join(folder, _OF_MODEL), map_location=self.device)
-            self.module.load_state_dict(read["module"])
-            text = read["kept"]
-        kept = torch.load(io.BytesIO(text), map_location="cpu", weights_only=False)
+            read = torch.load(os.path.join(folder, OF_MODEL), map_location=self.device, weights_only=False)
+            self.module.load_state_dict(read["module"], strict=load_module_strict)
+            kept = torch.load(io.BytesIO(read["kept"]), map_location="cpu", weights_only=False)
         self._is_loaded = True
         if load_module_only:
             return folder, kept["client_state"]
@@ -87,30 +97,61 @@ class Saving:
             setattr(self, name, kept[name])
         self._reported = self._applied = None
         if keeps_states and self.optimizer is not None:
-            self.optimizer.load_state_dict({"param_groups": kept["groups"]})
+            if kept["groups"]:
+                self.optimizer.load_state_dict({"param_groups": kept["groups"]})
             self.optimizer.loss_scale = self.ebb.next_loss_scale()
         if load_lr_scheduler_states and self.lr_scheduler is not None and kept["lr_scheduler"] is not None:
             self.lr_scheduler.load_state_dict(kept["lr_scheduler"])
         return folder, kept["client_state"]
 
-    def _folder_of(self, load_dir: str, tag: Any) -> str | None:
+    def _folder_of(self, load_dir: str, tag: Any) -> tuple[str | None, bool]:
+        """The folder, and whether it is a universal checkpoint of DeepSpeed's."""
         if tag is None:
-            latest = os.path.join(load_dir, "latest")
+            universal = os.path.join(load_dir, "latest_universal")
+            wants_universal = self._config.loads_universal and os.path.isfile(universal)
+            latest = universal if wants_universal else os.path.join(load_dir, "latest")
             if not os.path.isfile(latest):
                 log.warning("Unable to find latest file at %s, if trying to load latest checkpoint please ensure this file exists", latest)
-                return None
+                return None, False
             with open(latest, encoding="utf-8") as file:
                 tag = file.read().strip()
         folder = os.path.join(load_dir, str(tag))
+        for universal in (folder, f"{folder}_universal"):
+            if os.path.isdir(os.path.join(universal, "zero")):
+                return universal, True
         if glob.glob(os.path.join(glob.escape(folder), "*_model_states.pt")):
             raise Error(
-                f"'{folder}' is a checkpoint of DeepSpeed's, which is not read here yet: run `python -m deepspeed.checkpoint.ds_to_universal` of DeepSpeed "
-                "over it, and `ebb-checkpoint` over what that writes", "UNIMPLEMENTED"
+                f"'{folder}' is a checkpoint of DeepSpeed's, in pieces of its ranks. Where DeepSpeed is installed, run `python -m "
+                f"deepspeed.checkpoint.ds_to_universal --input_folder {folder} --output_folder {folder}_universal`. Then load '{load_dir}' again",
+                "UNIMPLEMENTED"
             )
         if not os.path.isdir(folder):
             log.warning("Can't find a valid checkpoint at %s", folder)
-            return None
-        return folder
+            return None, False
+        return folder, False
+
+    def _load_universal(self, folder: str, keeps_states: bool, is_strict: bool) -> dict[str, Any]:
+        """Rank 0 imports it into a folder beside it, which all ranks load."""
+        if self.ebb is None:
+            raise Error(f"'{folder}' is a universal checkpoint, and this engine has no shards: initialize it with an optimizer", "UNIMPLEMENTED")
+        made = [None, ""]
+        if self.global_rank == 0:
+            made[0] = tempfile.mkdtemp(prefix=".ebb-import-", dir=os.path.dirname(os.path.abspath(folder)))
+            try:
+                checkpoint.import_tensors(folder, made[0])
+            except Error as error:
+                made[1] = str(error)
+        comm.broadcast_object_list(made, src=0)
+        try:
+            if made[1]:
+                raise Error(made[1], "INVALID_ARGUMENT")
+            self.ebb.load(made[0], states=keeps_states, partial=not is_strict)
+        finally:
+            comm.barrier()
+            if self.global_rank == 0:
+                shutil.rmtree(made[0], ignore_errors=True)
+        facts = checkpoint.facts_of_universal(folder)
+        return {"micro_steps": facts["global_steps"] * self.gradient_accumulation_steps(), **facts}
 
     # Whole values.
 

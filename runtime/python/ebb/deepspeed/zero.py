@@ -1,73 +1,156 @@
-"""deepspeed.zero: contexts in which parameters are whole, and single values of an engine's state."""
+"""deepspeed.zero: models of which a host has one copy, and contexts in which parameters are whole."""
 
 from __future__ import annotations
 
 import enum
+import functools
 import itertools
-from typing import Any
+import math
+import weakref
+from typing import Any, Callable, Iterable, Mapping
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from .._library import Error
+from .._host_file import HostFile, HostValue
 from ..engine import Engine
+from . import comm
+from .config import read
 
 _ids = itertools.count()
 
 
-class ZeroParamType(enum.Enum):
-    NORMAL = 1
-    PARTITIONED = 2
-    REMOTE = 3
-
-
-class ZeroParamStatus(enum.Enum):
-    AVAILABLE = 1
-    NOT_AVAILABLE = 2
-    INFLIGHT = 3
+ZeroParamType = enum.Enum("ZeroParamType", "NORMAL PARTITIONED REMOTE")
+ZeroParamStatus = enum.Enum("ZeroParamStatus", "AVAILABLE NOT_AVAILABLE INFLIGHT")
 
 
 def is_zero_param(parameter: Any) -> bool:
     return hasattr(parameter, "ds_id")
 
 
+def mark(parameter: nn.Parameter) -> None:
+    """Gives it the attributes that programs ask for."""
+    if not is_zero_param(parameter):
+        parameter.ds_id = next(_ids)
+    parameter.ds_shape, parameter.ds_numel, parameter.ds_status = parameter.shape, parameter.numel(), ZeroParamStatus.NOT_AVAILABLE
+    parameter.ds_tensor = torch.empty(0, dtype=parameter.dtype)
+    parameter.partition_numel = functools.partial(elements_of_part, parameter.numel())
+
+
+def elements_of_part(elements: int) -> int:
+    """Of a rank, in DeepSpeed's division of a parameter."""
+    return math.ceil(elements / _ranks())
+
+
 class Init:
-    """Parameters of modules that are made within it get the `ds_` attributes. Their values are whole on every rank until
-    deepspeed.initialize, and those of rank 0 are taken there."""
+    """Parameters of modules that are made within it have no elements outside of GatheredParameters, until deepspeed.initialize. A host has one copy
+    of their values: in RAM, or, if the configuration offloads parameters to a disk, there."""
 
-    _open = 0
+    _open: list["Init"] = []
 
-    def __init__(self, module: nn.Module | None = None, *arguments: Any, enabled: bool = True, **keywords: Any):
-        self.enabled = enabled
-        if module is not None and enabled:
-            for parameter in module.parameters():
-                _mark(parameter)
+    def __init__(
+        self, module: nn.Module | None = None, data_parallel_group: Any = None, mem_efficient_linear: bool = True, remote_device: str | None = None,
+        pin_memory: bool = False, config_dict_or_path: Any = None, config: Any = None, enabled: bool = True, dtype: torch.dtype | None = None,
+        *arguments: Any, **keywords: Any,
+    ):
+        self.enabled, self.dtype = enabled, dtype
+        if not enabled:
+            return
+        comm.init_distributed()
+        given = config_dict_or_path if config_dict_or_path is not None else config
+        offload = (read(given).get("zero_optimization") or {}).get("offload_param") if given is not None else None
+        on_disk = isinstance(offload, Mapping) and (remote_device or offload.get("device")) == "nvme"
+        self._folder = str(offload["nvme_path"]) if on_disk and offload.get("nvme_path") else None
+        if module is not None:
+            self._take(HostFile(self._folder), module.parameters())
 
     def __enter__(self) -> "Init":
         if self.enabled:
-            if Init._open == 0:
-                Init._before = nn.Module.register_parameter
-                nn.Module.register_parameter = _registered  # type: ignore[method-assign]
-            Init._open += 1
+            if not Init._open:
+                self._file = HostFile(self._folder)
+                self._registered: dict[int, Any] = {}  # parameters whose modules are being made, by id: weak references
+                self._apply = nn.Module.apply
+                nn.Module.apply = _applying(self._apply)  # type: ignore[method-assign]
+                of_torch = nn.modules.module
+                self._hooks = [of_torch.register_module_parameter_registration_hook(self._has_parameter),
+                               of_torch.register_module_module_registration_hook(self._has_module)]
+            Init._open.append(self)
         return self
 
     def __exit__(self, *error: Any) -> None:
         if self.enabled:
-            Init._open -= 1
-            if Init._open == 0:
-                nn.Module.register_parameter = Init._before  # type: ignore[method-assign]
+            Init._open.pop()
+            if not Init._open:
+                nn.Module.apply = self._apply  # type: ignore[method-assign]
+                for hook in self._hooks:
+                    hook.remove()
+                if error[0] is None:
+                    self._take_registered(one() for one in list(self._registered.values()))
+                    self._file.agree()
+
+    def _has_parameter(self, module: nn.Module, name: str, parameter: Any) -> None:
+        if isinstance(parameter, nn.Parameter):
+            self._registered[id(parameter)] = weakref.ref(parameter)
+
+    def _has_module(self, above: nn.Module, name: str, module: Any) -> None:
+        """The __init__ of `module` has ended."""
+        if isinstance(module, nn.Module):
+            self._take_registered(module.parameters())
+
+    def _take_registered(self, parameters: Iterable[nn.Parameter | None]) -> None:
+        self._take(self._file, [one for one in parameters if one is not None and self._registered.pop(id(one), None) is not None])
+
+    def _take(self, file: HostFile, parameters: Iterable[nn.Parameter]) -> None:
+        for one in parameters:
+            if nn.parameter.is_lazy(one) or one.is_meta or not one.is_floating_point() or hasattr(one, "_ebb_kept"):
+                continue
+            if self.dtype is not None:
+                one.data = one.data.to(self.dtype)
+            one._ebb_kept = HostValue(file, one)
+            mark(one)
+            _hide(one)
 
 
-def _registered(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-    Init._before(module, name, parameter)
-    if parameter is not None:
-        _mark(parameter)
+def _applying(apply: Callable[..., Any]) -> Callable[..., Any]:
+    def applied(module: nn.Module, function: Callable[[nn.Module], Any]) -> Any:
+        def gathered(one: nn.Module) -> None:
+            with GatheredParameters(one.parameters(recurse=False), modifier_rank=0):
+                function(one)
+
+        gathered.gathers = True  # apply() calls itself for the modules below
+        return apply(module, function if hasattr(function, "gathers") else gathered)
+
+    return applied
 
 
-def _mark(parameter: nn.Parameter) -> None:
-    parameter.ds_id = next(_ids)
-    parameter.ds_shape, parameter.ds_numel, parameter.ds_status = parameter.shape, parameter.numel(), ZeroParamStatus.AVAILABLE
+def _hide(parameter: nn.Parameter) -> None:
+    parameter.data = torch.empty(0, dtype=parameter.dtype)
+    parameter.ds_status = ZeroParamStatus.NOT_AVAILABLE
+
+
+def show(model: nn.Module) -> None:
+    """Collective, at the begin of deepspeed.initialize: parameters show the copy of this host."""
+    for one in _agreed(model.parameters()):
+        one.data = _current(one).view()
+        del one._ebb_kept
+
+
+def _agreed(parameters: Iterable[torch.Tensor]) -> list[nn.Parameter]:
+    """Collective: those with values in files, which are complete."""
+    kept = [one for one in parameters if hasattr(one, "_ebb_kept")]
+    for file in {id(one._ebb_kept.file): one._ebb_kept.file for one in kept}.values():
+        file.agree()
+    return kept
+
+
+def _current(parameter: nn.Parameter) -> HostValue:
+    """The values in the dtype that the parameter has now. Collective if that has changed."""
+    kept = parameter._ebb_kept
+    if kept.dtype != parameter.dtype:
+        parameter._ebb_kept = HostValue(kept.file, kept.view().to(parameter.dtype))
+        kept.file.agree()
+    return parameter._ebb_kept
 
 
 def engine_of(parameter: torch.Tensor) -> Engine | None:
@@ -76,13 +159,6 @@ def engine_of(parameter: torch.Tensor) -> Engine | None:
     owner = name.owner() if name is not None and hasattr(name, "owner") else None
     engine = owner.model.__dict__.get("_ebb_engine") if owner is not None else None
     return engine() if engine is not None else None
-
-
-def _engine_with(parameter: torch.Tensor, call: str) -> Engine:
-    engine = engine_of(parameter)
-    if engine is None:
-        raise Error(f"{call}() of a parameter that no engine has: call it after deepspeed.initialize", "INVALID_ARGUMENT")
-    return engine
 
 
 class GatheredParameters:
@@ -95,9 +171,11 @@ class GatheredParameters:
         elif isinstance(params, torch.Tensor):
             params = [params]
         unique = {id(one): one for one in params if isinstance(one, torch.Tensor)} if enabled else {}
-        self.params = list(unique.values())
+        # In one order on all ranks: programs give sets.
+        self.params = sorted(unique.values(), key=lambda one: getattr(one, "ds_id", -1))
         self.modifier_rank = modifier_rank
         self._lent: list[tuple[Engine, dict[str, torch.Tensor]]] = []
+        self._shown: list[tuple[nn.Parameter, torch.Tensor]] = []
 
     def __enter__(self) -> Any:
         of_engine: dict[int, tuple[Engine, list[str]]] = {}
@@ -108,21 +186,43 @@ class GatheredParameters:
         try:
             for engine, names in of_engine.values():
                 self._lent.append((engine, engine.lend(names)))
+            self._show()
         except RuntimeError as error:
             self.__exit__(type(error), error, None)
             raise
+        self._set_status(ZeroParamStatus.AVAILABLE)
         return self.params
 
+    def _show(self) -> None:
+        for one in self.params:
+            if hasattr(one, "_ebb_kept") and one.ds_status == ZeroParamStatus.AVAILABLE:
+                raise RuntimeError("a parameter is gathered already: contexts over one parameter cannot be nested")
+        for one in _agreed(self.params):
+            view = _current(one).view(writes=self.modifier_rank == dist.get_rank())
+            self._shown.append((one, view))
+            one.data = view
+
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        writes = self.modifier_rank is not None and error is None
         for engine, before in self._lent:
             values = engine.take_back(before)
-            if self.modifier_rank is not None and error is None:
+            if writes:
                 self._write(engine, before, values)
-        self._lent = []
-        if self.modifier_rank is not None and error is None and _ranks() > 1:
-            for one in self.params:
-                if engine_of(one) is None and is_zero_param(one):
-                    dist.broadcast(one.data, src=self.modifier_rank)
+        for one, view in self._shown:
+            value = one.data
+            if writes and self.modifier_rank == dist.get_rank() and value.data_ptr() != view.data_ptr():
+                view.copy_(value)
+            if writes:
+                one._ebb_kept.put(view, self.modifier_rank, is_there=True)
+            _hide(one)
+        if writes:
+            _agreed(one for one, _ in self._shown)
+        self._set_status(ZeroParamStatus.NOT_AVAILABLE)
+        self._lent, self._shown = [], []
+    def _set_status(self, status: ZeroParamStatus) -> None:
+        for one in self.params:
+            if is_zero_param(one):
+                one.ds_status = status
 
     def _write(self, engine: Engine, before: dict[str, torch.Tensor], values: dict[str, torch.Tensor]) -> None:
         changed = [[name for name in values if not torch.equal(values[name], before[name])]]
@@ -152,24 +252,3 @@ def register_external_parameter(module: nn.Module, parameter: nn.Parameter) -> N
 def unregister_external_parameter(module: nn.Module, parameter: nn.Parameter) -> None:
     external = module.__dict__.get("_ebb_external", [])
     module.__dict__["_ebb_external"] = [one for one in external if one is not parameter]
-
-
-def safe_get_full_fp32_param(param: nn.Parameter) -> torch.Tensor:
-    """Collective: the whole master, on the CPU."""
-    return _engine_with(param, "safe_get_full_fp32_param").gather(param._ebb_name, master=True)
-
-
-def safe_set_full_fp32_param(param: nn.Parameter, value: torch.Tensor) -> None:
-    """Collective, between steps: every rank gives the same value."""
-    _engine_with(param, "safe_set_full_fp32_param").write(param._ebb_name, value)
-
-
-def safe_get_full_optimizer_state(param: nn.Parameter, optim_state_key: str) -> torch.Tensor:
-    """Collective, between steps: a whole fp32 state, on the CPU."""
-    engine = _engine_with(param, "safe_get_full_optimizer_state")
-    values, is_here = engine.read_slices(param._ebb_name, optim_state_key)
-    if _ranks() > 1:
-        both = torch.stack((values, is_here)).to(engine.device)
-        dist.all_reduce(both)
-        values, is_here = both.cpu()
-    return (values / is_here).view(param.shape)

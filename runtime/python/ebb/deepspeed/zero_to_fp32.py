@@ -1,0 +1,104 @@
+"""deepspeed.utils.zero_to_fp32: the fp32 values of a tag that save_checkpoint() has written, without an engine."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+from typing import Any
+
+import torch
+from torch import nn
+
+from .._library import Error
+from .._saved_run import SavedRun, write_model_files
+
+MODEL_STATES, OPTIMIZER_STATES = "client_state.pt", "zero_stage.pt"  # what programs open by get_model_state_file() and get_optim_files()
+OF_MODEL = "model.pt"  # of an engine without shards
+SCRIPT = '''"""Writes the fp32 values of a tag in this folder for from_pretrained: python zero_to_fp32.py . output"""
+
+from ebb.deepspeed.zero_to_fp32 import main
+
+if __name__ == "__main__":
+    main()
+'''
+
+
+def _folder(checkpoint_dir: Any, tag: Any) -> str:
+    if tag is None:
+        latest = os.path.join(checkpoint_dir, "latest")
+        if not os.path.isfile(latest):
+            raise ValueError(f"Unable to find 'latest' file at {latest}")
+        with open(latest, encoding="utf-8") as file:
+            tag = file.read().strip()
+    folder = os.path.join(checkpoint_dir, str(tag))
+    if not os.path.isdir(folder):
+        raise FileNotFoundError(f"Directory '{folder}' doesn't exist")
+    return folder
+
+
+def get_fp32_state_dict_from_zero_checkpoint(
+    checkpoint_dir: Any, tag: Any = None, exclude_frozen_parameters: bool = False, lazy_mode: bool = False
+) -> dict[str, Any]:
+    """The model's state_dict() in fp32. `lazy_mode`: changes nothing."""
+    folder = _folder(checkpoint_dir, tag)
+    if os.path.exists(os.path.join(folder, OF_MODEL)):
+        values = torch.load(os.path.join(folder, OF_MODEL), map_location="cpu", weights_only=False)["module"]
+        return {name: value.float() if value.is_floating_point() else value for name, value in values.items()}
+    run = SavedRun(folder)
+    names = torch.load(io.BytesIO(run.trainer), map_location="cpu", weights_only=False)["names"]
+    read: dict[str, torch.Tensor] = {}  # a tied parameter has several names
+    values = dict(run.buffers)
+    for key, name in names.items():
+        if run.parameters[name]["trainable"] or not exclude_frozen_parameters:
+            value = read[name] if name in read else run[name]
+            read[name] = values[key] = value if value.dtype == torch.uint8 else value.float()
+    return values
+
+
+def load_state_dict_from_zero_checkpoint(model: nn.Module, checkpoint_dir: Any, tag: Any = None) -> nn.Module:
+    model = model.cpu()
+    model.load_state_dict(get_fp32_state_dict_from_zero_checkpoint(checkpoint_dir, tag), strict=False)
+    return model
+
+
+def convert_zero_checkpoint_to_fp32_state_dict(
+    checkpoint_dir: Any, output_dir: Any, max_shard_size: Any = "5GB", safe_serialization: bool = False, tag: Any = None,
+    exclude_frozen_parameters: bool = False,
+) -> None:
+    values = get_fp32_state_dict_from_zero_checkpoint(checkpoint_dir, tag, exclude_frozen_parameters)
+    write_model_files(values, output_dir, max_shard_size, safe_serialization)
+
+
+def get_model_state_file(checkpoint_dir: Any, zero_stage: int) -> str:
+    """Of a tag's folder: a file with the client state."""
+    return _existing(os.path.join(checkpoint_dir, MODEL_STATES))
+
+
+def get_optim_files(checkpoint_dir: Any) -> list[str]:
+    """Of a tag's folder: a file with the stage of ZeRO."""
+    return [_existing(os.path.join(checkpoint_dir, OPTIMIZER_STATES))]
+
+
+def _existing(path: str) -> str:
+    if not os.path.exists(path):
+        raise FileNotFoundError(f"can't find model states file at '{path}'")
+    return path
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Writes the fp32 values of a checkpoint for from_pretrained.")
+    parser.add_argument("checkpoint_dir", help="the folder with the file `latest`")
+    parser.add_argument("output_dir")
+    parser.add_argument("--max_shard_size", default="5GB")
+    parser.add_argument("--safe_serialization", action="store_true", help="safetensors files")
+    parser.add_argument("-t", "--tag", default=None)
+    parser.add_argument("--exclude_frozen_parameters", action="store_true")
+    parser.add_argument("-d", "--debug", action="store_true", help="does nothing")
+    given = parser.parse_args()
+    try:
+        convert_zero_checkpoint_to_fp32_state_dict(
+            given.checkpoint_dir, given.output_dir, given.max_shard_size, given.safe_serialization, given.tag, given.exclude_frozen_parameters
+        )
+    except (Error, OSError, ValueError) as error:
+        raise SystemExit(f"zero_to_fp32.py: {error}") from None

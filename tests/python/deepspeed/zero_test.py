@@ -1,0 +1,212 @@
+"""Models that are made within zero.Init, and single values of an engine's state."""
+
+import os
+
+import loops
+import pytest
+import torch
+import training
+from ranks import on_one, on_ranks, on_two
+
+both = pytest.mark.parametrize("ranks", ["one", "two"], indirect=True)
+
+
+def _within_init(make=training.mlp, **options):
+    with loops.deepspeed().zero.Init(config_dict_or_path=loops.config(), **options):
+        return make()
+
+
+@both
+@on_ranks
+def test_a_model_of_zero_init_trains_as_any_other():
+    model, plain = _within_init(), training.mlp()
+    parameters, theirs = list(model.parameters()), list(plain.parameters())
+    assert [one.ds_shape for one in parameters] == [one.shape for one in theirs] and {one.numel() for one in parameters} == {0}
+    with loops.deepspeed().zero.GatheredParameters(parameters):
+        assert all(torch.equal(one, other) for one, other in zip(parameters, theirs))
+    engine = loops.begin(model)
+    assert [one.ds_numel for one in parameters] == [one.numel() for one in theirs]
+    batches = training.vector_batches(3, engine.world_size)
+    loops.check(loops.train(engine, batches), loops.train_with_torch(plain, batches, loops.adamw(plain.parameters()))[0])
+    engine.destroy()
+
+
+@both
+@on_ranks
+def test_before_initialize_the_changes_of_one_rank_are_all_ranks():
+    deepspeed = loops.deepspeed()
+    model, last = _within_init(), deepspeed.comm.get_world_size() - 1
+    weight, status = model[0].weight, deepspeed.zero.ZeroParamStatus
+    with deepspeed.zero.GatheredParameters({weight, model[2].weight, model[2].bias}, modifier_rank=last):
+        assert weight.ds_status == status.AVAILABLE and weight.shape == (8, 8)
+        weight.data.fill_(3 if deepspeed.comm.get_rank() == last else 7)  # what the other rank writes is lost
+        model[2].weight.data = torch.full((8, 8), 4.0)
+        with pytest.raises(RuntimeError, match="cannot be nested"), deepspeed.zero.GatheredParameters(weight):
+            pass
+    with deepspeed.zero.GatheredParameters(weight):
+        weight.data.fill_(9)  # nobody is the modifier
+    assert weight.ds_status == status.NOT_AVAILABLE and weight.numel() == 0
+    model[4].half()  # the copy follows the type
+    with deepspeed.zero.GatheredParameters(model.parameters()):
+        assert set(weight.flatten().tolist()) == {3} and set(model[2].weight.flatten().tolist()) == {4}
+        assert torch.equal(model[4].weight, training.mlp()[4].weight.half())
+    engine = loops.begin(model)
+    assert set(engine.ebb.gather("0.weight").flatten().tolist()) == {3}
+    engine.destroy()
+
+
+@on_two
+def test_apply_and_the_parameters_of_the_model_itself():
+    deepspeed = loops.deepspeed()
+
+    class Scaled(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.scale = torch.nn.Linear(4, 4), torch.nn.Parameter(torch.full((4,), 2.0))
+            self.apply(lambda module: isinstance(module, torch.nn.Linear) and torch.nn.init.constant_(module.weight, deepspeed.comm.get_rank()))
+
+    model = _within_init(Scaled)
+    tied = deepspeed.zero.Init(module=torch.nn.Linear(3, 3))  # a model that is there already
+    assert tied.enabled and model.scale.numel() == 0
+    with deepspeed.zero.GatheredParameters(model.parameters()):
+        assert set(model.first.weight.flatten().tolist()) == {0} and model.scale.tolist() == [2, 2, 2, 2]
+
+
+def bytes_alone():
+    """Of this process, without files and shared memory."""
+    with open("/proc/self/status") as file:
+        return int(next(line for line in file if line.startswith("RssAnon")).split()[1]) * 1024
+
+
+def _large():
+    return torch.nn.Sequential(*[torch.nn.Linear(1024, 1024, bias=False) for _ in range(16)])
+
+
+_LARGE_BYTES = 16 * 1024 * 1024 * 4
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+@on_two
+def test_a_host_has_one_copy_of_a_model(on_disk, folder):
+    deepspeed = loops.deepspeed()
+    offload = {"offload_param": {"device": "nvme", "nvme_path": folder}} if on_disk else {}
+    before = bytes_alone()
+    with deepspeed.zero.Init(config_dict_or_path=loops.config(zero=offload)):
+        model = _large()
+    for layer in model:
+        with deepspeed.zero.GatheredParameters(layer.parameters(), modifier_rank=0):
+            layer.weight.data.mul_(2)
+    assert bytes_alone() - before < _LARGE_BYTES / 4
+    file = model[0].weight._ebb_kept.file.file
+    assert os.fstat(file.fileno()).st_blocks * 512 == pytest.approx(_LARGE_BYTES, rel=0.01)
+    links = os.readlink(f"/proc/self/fd/{file.fileno()}")
+    assert links.startswith(folder) if on_disk else links.startswith("/memfd:")
+    assert os.listdir(folder) == []  # the file has no name, so that it ends with the processes
+
+
+@on_two
+def test_a_host_without_room_is_an_error_on_every_rank():
+    import errno
+
+    import ebb
+
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    before, os.posix_fallocate = os.posix_fallocate, full
+    try:
+        with pytest.raises(ebb.Error, match="do not fit into memory: No space left"):
+            _within_init()
+    finally:
+        os.posix_fallocate = before
+
+
+@both
+@pytest.mark.parametrize("stage, accumulate, scales", [(1, 2, False), (3, 1, True), (3, 2, False)])
+@on_ranks
+def test_gradients_are_read_and_written_before_the_step(stage, accumulate, scales):
+    deepspeed = loops.deepspeed()
+    utils = deepspeed.utils
+    model, plain = loops.pair()
+    model[0].bias.requires_grad_(False), plain[0].bias.requires_grad_(False)
+    more = {"fp16": {"enabled": True, "initial_scale_power": 8}} if scales else {}
+    engine = loops.begin(model, loops.config(stage, accumulate, gradient_clipping=0, **more), loops.sgd)
+    (batches,) = training.vector_batches(1, accumulate * engine.world_size)
+    expected = loops.sgd([one for one in plain.parameters() if one.requires_grad])
+    for batch in batches:
+        (training.squared_error(plain, batch) / len(batches)).backward()
+    for number, batch in enumerate(batches[engine.global_rank * accumulate :][:accumulate]):
+        if number:
+            engine.step()
+        engine.backward(training.squared_error(engine, [one.half() if scales else one for one in batch]).float())
+    weight, tolerance = model[0].weight, 1e-2 if scales else 1e-6
+    for one, other in zip(model.parameters(), plain.parameters()):
+        read = utils.safe_get_full_grad(one)
+        assert (read is None) == (other.grad is None)
+        assert read is None or (read - other.grad).abs().max() <= tolerance
+    part = utils.safe_get_local_grad(weight)
+    assert part.shape == (weight.partition_numel() if stage == 3 else -(-64 // engine.world_size),)
+    utils.safe_set_full_grad(weight, torch.ones(8, 8))
+    utils.safe_set_local_grad(weight, 2 * utils.safe_get_local_grad(weight))
+    utils.safe_update_full_grad_vectorized([weight], lambda gradient, of: gradient + 1)
+    plain[0].weight.grad = torch.full((8, 8), 3.0)
+    engine.step()
+    expected.step()
+    for one, other in zip(model.parameters(), plain.parameters()):
+        value = utils.safe_get_full_fp32_param(one)
+        assert value is None or (value - other).abs().max() <= tolerance
+    with pytest.raises(RuntimeError, match="between the last backward of a step and step"):
+        utils.safe_get_full_grad(weight)
+    engine.destroy()
+
+
+@on_one
+def test_a_gradient_that_is_read_too_early_is_an_error():
+    engine = loops.begin(training.mlp(), loops.config(3, accumulate=2))
+    (batches,) = training.vector_batches(1, 2)
+    engine.backward(training.squared_error(engine, batches[0]))
+    engine.step()
+    loops.deepspeed().utils.safe_get_full_grad(engine.module[0].weight)
+    with pytest.raises(RuntimeError, match="after the last backward of a step"):
+        training.squared_error(engine, batches[1])
+    engine.optimizer.zero_grad()
+    loops.train(engine, [batches], 2)
+    engine.destroy()
+
+
+@both
+@on_ranks
+def test_states_are_written_whole_and_by_part():
+    utils = loops.deepspeed().utils
+    engine = loops.begin(training.mlp())
+    loops.train(engine, training.vector_batches(2, engine.world_size))
+    weight, other = engine.module[0].weight, engine.module[2].weight
+    kept = utils.safe_get_full_optimizer_state(other, "exp_avg")
+    value = torch.arange(64.0).view(8, 8)
+    utils.safe_set_full_optimizer_state(weight, value, "exp_avg")
+    utils.safe_set_local_optimizer_state(weight, 2 * utils.safe_get_local_optimizer_state(weight, "exp_avg"), "exp_avg")
+    assert torch.equal(utils.safe_get_full_optimizer_state(weight, "exp_avg"), 2 * value)
+    utils.safe_set_local_fp32_param(weight, utils.safe_get_local_optimizer_state(weight, "exp_avg"))
+    assert torch.equal(utils.safe_get_full_fp32_param(weight), 2 * value)
+    assert torch.equal(utils.safe_get_full_optimizer_state(other, "exp_avg"), kept)
+    with pytest.raises(RuntimeError, match="no state 'velocity'"):
+        utils.safe_get_full_optimizer_state(weight, "velocity")
+    engine.destroy()
+
+
+@both
+@on_ranks
+def test_a_moving_average_over_gathered_parameters():
+    deepspeed = loops.deepspeed()
+    engine = loops.begin(training.mlp())
+    averages = [torch.zeros(one.ds_shape) for one in engine.module.parameters()]
+    masters = [torch.zeros(one.ds_shape) for one in engine.module.parameters()]
+    for step in training.vector_batches(3, engine.world_size):
+        loops.train(engine, [step])
+        for average, master, one in zip(averages, masters, engine.module.parameters()):
+            hidden = [one] if one.ds_status == deepspeed.zero.ZeroParamStatus.NOT_AVAILABLE else []
+            with deepspeed.zero.GatheredParameters(hidden, enabled=bool(hidden)):
+                average.lerp_(one.data, 0.1)
+            master.lerp_(deepspeed.utils.safe_get_full_fp32_param(one), 0.1)
+    assert all(torch.equal(average, master) for average, master in zip(averages, masters)) and averages[0].abs().max() > 0
+    engine.destroy()
