@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "report/hasher.h"
+#include "report/digest.h"
 #include "status_macros.h"
 
 namespace ebb::gpt {

@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "report/standard_output.h"
+#include "report/output.h"
 #include "status_macros.h"
 
 namespace ebb::gpt {

@@ -1,5 +1,5 @@
 // Makes all ranks stop after the same step if any of them gets Ctrl-C or another signal, or cannot
-// write its output any more (standard_output.h).
+// write its output any more (report/output.h).
 #pragma once
 
 #include <cstdint>

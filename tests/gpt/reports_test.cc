@@ -3,7 +3,6 @@
 #include "report/reports.h"
 
 #include <fcntl.h>
-#include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -17,8 +16,7 @@
 #include "gmock/gmock.h"
 #include "nlohmann/json.hpp"
 #include "report/digest.h"
-#include "report/history.h"
-#include "report/output_file.h"
+#include "report/output.h"
 #include "report/progress.h"
 #include "report/summary.h"
 #include "report/tables.h"
@@ -69,24 +67,11 @@ TEST(OutputFileTest, AReplacementIsCompleteToo) {
   EXPECT_EQ(files.Count(), 1u);
 }
 
-// No process has such a large number.
-TEST(OutputFileTest, WhatKilledProcessesLeftIsRemoved) {
+TEST(OutputFileTest, WhatAKilledProcessHasLeftIsRemoved) {
   ScratchFiles files;
-  const std::string ended = ".4194304.partial", lives = ".1.partial";
-  const int locked = open(files.Write("s.json.4194305.partial", "").c_str(), O_WRONLY | O_CLOEXEC);
-  ASSERT_EQ(flock(locked, LOCK_EX), 0);  // as a process of another host holds it
-  for (const std::string& left : {"s.json" + ended, "l.csv" + ended, "s.json" + lives,
-                                  "other.json" + ended, std::string("s.json.x.partial")})
-    files.Write(left, "");
-  ASSERT_TRUE(OutputFile::Open("--summary", files.Path("s.json"))->Write("text").ok());
-  { ASSERT_TRUE(OutputFile::OpenToAppend("--losses", files.Path("l.csv")).ok()); }
-  close(locked);
-  std::vector<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator(files.Path("")))
-    names.push_back(entry.path().filename());
-  EXPECT_THAT(names,
-              testing::UnorderedElementsAre("s.json", "s.json.4194305.partial", "s.json" + lives,
-                                            "other.json" + ended, "s.json.x.partial"));
+  files.Write("s.json.partial", "half");
+  { ASSERT_TRUE(OutputFile::Open("--summary", files.Path("s.json")).ok()); }
+  EXPECT_EQ(files.Count(), 0u);
 }
 
 // gpt --losses /dev/stdout > FILE
@@ -455,22 +440,24 @@ Config OnNvme(bool parameters, bool states, int64_t micro_batches) {
 }
 
 TEST(TrafficTest, TheComparisonFollowsFromTheConfiguration) {
-  EXPECT_EQ(LeastBytes(OnNvme(true, true, 4)), 26);
-  EXPECT_EQ(DeepSpeedBytes(OnNvme(true, true, 4)), 32 + 18);
-  EXPECT_EQ(LeastBytes(OnNvme(false, true, 4)), 20);
-  EXPECT_EQ(DeepSpeedBytes(OnNvme(false, true, 4)), 32);
-  EXPECT_EQ(LeastBytes(OnNvme(true, false, 1)), 6);
-  Config without_masters = OnNvme(true, true, 4);
-  without_masters.ebb.stochastic_rounding = true;
-  EXPECT_EQ(LeastBytes(without_masters), 22);
-  EXPECT_EQ(DeepSpeedBytes(OnNvme(true, false, 1)), 6);
-  EXPECT_EQ(LeastBytes(OnNvme(false, false, 1)), std::nullopt);
-  Config fp16 = OnNvme(true, true, 1);
-  fp16.compute = DType::kFloat16;
-  EXPECT_EQ(LeastBytes(fp16), 28);
-  fp16.compute = DType::kFloat32;
-  EXPECT_EQ(LeastBytes(fp16), std::nullopt);
-  EXPECT_EQ(DeepSpeedBytes(fp16), std::nullopt);
+  const auto expect = [](const Config& config, double least, double deepspeed) {
+    const auto schemes = NvmeSchemes(config);
+    ASSERT_TRUE(schemes.has_value());
+    EXPECT_EQ(schemes->least, least);
+    EXPECT_EQ(schemes->deepspeed, deepspeed);
+  };
+  expect(OnNvme(true, true, 4), 26, 32 + 18);
+  expect(OnNvme(false, true, 4), 20, 32);
+  expect(OnNvme(true, false, 1), 6, 6);
+  Config other = OnNvme(true, true, 4);
+  other.ebb.stochastic_rounding = true;
+  expect(other, 22, 32 + 18);
+  other = OnNvme(true, true, 1);
+  other.compute = DType::kFloat16;
+  expect(other, 28, 32 + 6);
+  other.compute = DType::kFloat32;
+  EXPECT_FALSE(NvmeSchemes(other).has_value());
+  EXPECT_FALSE(NvmeSchemes(OnNvme(false, false, 1)).has_value());
 }
 
 TEST(TrafficTest, TheTableCountsPerParameterAndSumsTheDisks) {

@@ -9,7 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "ebb/offload/memory_limits.h"
-#include "report/hasher.h"
+#include "report/digest.h"
 #include "status_macros.h"
 
 namespace ebb::gpt {

@@ -34,6 +34,27 @@ class ParameterDigest {
   std::unique_ptr<evp_md_ctx_st, void (*)(evp_md_ctx_st*)> context_;
 };
 
+// A hash (FNV-1a, 64 bits) that is the same on every machine. It compares options between ranks,
+// and the text of a run with the text of a checkpoint.
+class Hasher {
+ public:
+  Hasher& Add(std::string_view bytes) {
+    Add(static_cast<int64_t>(bytes.size()));
+    for (const char c : bytes) Mix(static_cast<unsigned char>(c));
+    return *this;
+  }
+  Hasher& Add(int64_t value) {
+    for (int i = 0; i < 8; ++i)
+      Mix(static_cast<unsigned char>(static_cast<uint64_t>(value) >> (8 * i)));
+    return *this;
+  }
+  uint64_t hash() const { return hash_; }
+
+ private:
+  void Mix(unsigned char byte) { hash_ = (hash_ ^ byte) * 0x100000001b3ull; }
+  uint64_t hash_ = 0xcbf29ce484222325ull;
+};
+
 // Collective. Gathers parameters piece by piece to rank 0, which gets the digest; others get "".
 absl::StatusOr<std::string> DigestOf(Engine& engine, const ModelSpec& model, int rank);
 

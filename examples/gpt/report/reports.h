@@ -13,8 +13,8 @@
 #include "ebb/runtime/config/config.h"
 #include "ebb/runtime/device/device.h"
 #include "ebb/runtime/engine/engine.h"
-#include "report/history.h"
-#include "report/output_file.h"
+#include "report/output.h"
+#include "report/progress.h"
 
 namespace ebb::gpt {
 

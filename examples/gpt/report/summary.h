@@ -12,7 +12,6 @@
 #include "ebb/runtime/comm/world.h"
 #include "ebb/runtime/engine/engine.h"
 #include "ops/ops.h"
-#include "report/history.h"
 #include "report/progress.h"
 #include "run.h"
 #include "trainer.h"

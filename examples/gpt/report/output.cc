@@ -1,51 +1,51 @@
-#include "report/output_file.h"
+#include "report/output.h"
 
 #include <fcntl.h>
 #include <poll.h>
-#include <signal.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstring>
-#include <filesystem>
-#include <system_error>
+#include <mutex>
 #include <utility>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/strip.h"
 #include "ebb/runtime/trace/log.h"
 #include "status_macros.h"
 
 namespace ebb::gpt {
 namespace {
 
-constexpr char kBeside[] = ".partial";  // behind the path, a dot and the number of the process
+std::atomic<bool> standard_output_failed{false};
 
-bool IsRunning(pid_t process) {
-  return process != getpid() && (kill(process, 0) == 0 || errno != ESRCH);
+struct Errors {
+  std::mutex mutex;
+  absl::Status first;
+};
+Errors& AllErrors() {
+  static Errors errors;
+  return errors;
 }
 
-// The lock tells of processes of other hosts, the number of those without locks.
-void RemoveLeftovers(const std::string& path) {
-  const std::filesystem::path target(path);
-  const std::string begin = absl::StrCat(target.filename().string(), ".");
-  std::error_code error;
-  const auto folder = target.has_parent_path() ? target.parent_path() : ".";
-  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
-    const std::string name = entry.path().filename().string();
-    absl::string_view number = name;
-    pid_t process = 0;
-    if (!absl::ConsumePrefix(&number, begin) || !absl::ConsumeSuffix(&number, kBeside) ||
-        !absl::SimpleAtoi(number, &process) || process <= 0 || IsRunning(process))
-      continue;
-    const int left = open(entry.path().c_str(), O_WRONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-    if (left < 0) continue;
-    if (flock(left, LOCK_EX | LOCK_NB) == 0) unlink(entry.path().c_str());
-    close(left);
+// False at an error, with errno. A non-blocking pipe's reader is awaited like that of a blocking
+// one; after 5 s a line of the log says so, unless `file` is empty.
+bool WriteTo(int descriptor, std::string_view text, const std::string& file) {
+  while (!text.empty()) {
+    const ssize_t written = write(descriptor, text.data(), text.size());
+    if (written >= 0) {
+      text.remove_prefix(static_cast<size_t>(written));
+    } else if (errno == EAGAIN) {
+      pollfd polled = {.fd = descriptor, .events = POLLOUT, .revents = 0};
+      if (poll(&polled, 1, file.empty() ? -1 : 5000) != 0) continue;
+      LogWarning(absl::StrCat(file, ": waiting for what reads this pipe to take more"));
+      poll(&polled, 1, -1);
+    } else if (errno != EINTR) {
+      return false;
+    }
   }
+  return true;
 }
 
 // Opened again, a file behind standard output would be written from its begin.
@@ -61,6 +61,25 @@ int DescriptorOfStream(const struct stat& status) {
 
 }  // namespace
 
+void Print(std::string_view text) {
+  if (standard_output_failed || WriteTo(STDOUT_FILENO, text, "") || errno == EPIPE) return;
+  const int error = errno;
+  if (standard_output_failed.exchange(true)) return;
+  KeepOutputError(absl::UnavailableError(
+      absl::StrCat("standard output: writing failed: ", std::strerror(error),
+                   "; the report files are complete, the printed text is not")));
+}
+
+absl::Status OutputError() {
+  const std::lock_guard lock(AllErrors().mutex);
+  return AllErrors().first;
+}
+
+void KeepOutputError(const absl::Status& error) {
+  const std::lock_guard lock(AllErrors().mutex);
+  AllErrors().first.Update(error);
+}
+
 absl::StatusOr<OutputFile> OutputFile::Open(std::string_view flag, const std::string& path) {
   OutputFile file(flag, path);
   const bool is_direct = file.OpenDirectly();
@@ -74,7 +93,6 @@ absl::StatusOr<OutputFile> OutputFile::OpenToAppend(std::string_view flag,
                                                     const std::string& path) {
   OutputFile file(flag, path);
   if (!file.OpenDirectly()) {
-    RemoveLeftovers(path);
     constexpr int kFlags = O_RDWR | O_APPEND | O_CLOEXEC;
     file.descriptor_ = open(path.c_str(), kFlags);
     if (file.descriptor_ < 0 && errno == ENOENT) {
@@ -86,22 +104,13 @@ absl::StatusOr<OutputFile> OutputFile::OpenToAppend(std::string_view flag,
   return file;
 }
 
+// One name for all runs, so that a later run replaces what a run that was killed in Write has left.
 absl::Status OutputFile::MakeBeside() {
-  RemoveLeftovers(path_);
   Remove();
-  temporary_ = absl::StrCat(path_, ".", getpid(), kBeside);
-  // Until it has the lock, another process may take it for a leftover and remove it.
-  struct stat status = {};
-  do {
-    if (descriptor_ >= 0) close(descriptor_);
-    descriptor_ =
-        open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0666);
-    if (descriptor_ < 0) {
-      temporary_.clear();
-      return Failed("cannot be written");
-    }
-    flock(descriptor_, LOCK_EX | LOCK_NB);
-  } while (fstat(descriptor_, &status) == 0 && status.st_nlink == 0);
+  const std::string beside = path_ + ".partial";
+  descriptor_ = open(beside.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0666);
+  if (descriptor_ < 0) return Failed("cannot be written");
+  temporary_ = beside;
   return absl::OkStatus();
 }
 
@@ -113,22 +122,15 @@ bool OutputFile::OpenDirectly() {
   descriptor_ = DescriptorOfStream(status);
   is_direct_ = descriptor_ >= 0 || !S_ISREG(status.st_mode);
   if (descriptor_ >= 0 || !is_direct_) return is_direct_;
-  descriptor_ = open(path_.c_str(), O_WRONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
+  constexpr int kFlags = O_WRONLY | O_CLOEXEC | O_NOCTTY;
+  descriptor_ = open(path_.c_str(), kFlags | O_NONBLOCK);
   if (descriptor_ >= 0 || errno != ENXIO) return true;
   LogWarning(absl::StrCat(flag_, " ", path_, ": waiting for what reads this pipe"));
   do {
-    descriptor_ = open(path_.c_str(), O_WRONLY | O_CLOEXEC | O_NOCTTY);
+    descriptor_ = open(path_.c_str(), kFlags);
   } while (descriptor_ < 0 && errno == EINTR);
   if (descriptor_ >= 0) fcntl(descriptor_, F_SETFL, O_WRONLY | O_NONBLOCK);
   return true;
-}
-
-void OutputFile::AwaitReader() const {
-  constexpr int kSilenceMilliseconds = 5000;
-  pollfd polled = {.fd = descriptor_, .events = POLLOUT, .revents = 0};
-  if (poll(&polled, 1, kSilenceMilliseconds) != 0) return;
-  LogWarning(absl::StrCat(flag_, " ", path_, ": waiting for what reads this pipe to take more"));
-  poll(&polled, 1, -1);
 }
 
 OutputFile::OutputFile(OutputFile&& other) noexcept
@@ -154,14 +156,8 @@ absl::Status OutputFile::Failed(std::string_view action) const {
 }
 
 absl::Status OutputFile::WriteAll(std::string_view contents) {
-  while (!contents.empty()) {
-    const ssize_t written = write(descriptor_, contents.data(), contents.size());
-    if (written < 0 && errno == EAGAIN) AwaitReader();
-    if (written < 0 && (errno == EINTR || errno == EAGAIN)) continue;
-    if (written < 0) return Failed("writing failed");
-    contents.remove_prefix(static_cast<size_t>(written));
-  }
-  return absl::OkStatus();
+  const bool written = WriteTo(descriptor_, contents, absl::StrCat(flag_, " ", path_));
+  return written ? absl::OkStatus() : Failed("writing failed");
 }
 
 absl::Status OutputFile::Write(std::string_view contents) {
@@ -179,12 +175,12 @@ absl::Status OutputFile::Append(std::string_view contents) {
   const int64_t end = lseek(descriptor_, 0, SEEK_END);
   if (end < 0) return Failed("writing failed");
   absl::Status written = WriteAll(contents);
-  if (!written.ok()) {
+  if (written.ok()) {
+    temporary_.clear();
+  } else {
     written.Update(CutAt(end));
-    return written;
   }
-  temporary_.clear();
-  return absl::OkStatus();
+  return written;
 }
 
 absl::Status OutputFile::CutAt(int64_t bytes) {
