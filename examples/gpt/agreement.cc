@@ -71,21 +71,10 @@ absl::Status AgreeOnRun(const World& world, const Run& run) {
 
 absl::StatusOr<std::string> TextOfFirst(const World& world, const std::string& text,
                                         double timeout_seconds) {
-  GPT_ASSIGN_OR_RETURN(
-      Communicator communicator,
-      world.NewCommunicator({.name = "gpt-text", .timeout_seconds = timeout_seconds}));
-  Stream stream = Device::Cpu(1).CallerStream();
-  const auto broadcast = [&](void* data, int64_t count) -> absl::Status {
-    const CollectiveSpan span = {.send = data, .receive = data, .count = count};
-    GPT_RETURN_IF_ERROR(communicator.Broadcast(stream, {&span, 1}, DType::kInt8, /*root=*/0));
-    return communicator.status();
-  };
-  int64_t size = static_cast<int64_t>(text.size());
-  GPT_RETURN_IF_ERROR(broadcast(&size, sizeof(size)));
-  std::string first = text;
-  first.resize(static_cast<size_t>(size));
-  if (size > 0) GPT_RETURN_IF_ERROR(broadcast(first.data(), size));
-  return first;
+  std::array<char, kTextMax + 1> own = {};
+  text.copy(own.data(), kTextMax);
+  GPT_ASSIGN_OR_RETURN(const auto all, GatherOnHost(world, "gpt-text", timeout_seconds, own));
+  return all.front().data();
 }
 
 }  // namespace ebb::gpt

@@ -29,7 +29,8 @@ absl::StatusOr<std::vector<T>> GatherOnHost(const World& world, const char* name
   return all;
 }
 
-// Collective: rank 0's `text`, on every rank.
+// Collective: rank 0's `text`, on every rank, up to kTextMax bytes of it and up to its first zero.
+inline constexpr size_t kTextMax = 4095;
 absl::StatusOr<std::string> TextOfFirst(const World& world, const std::string& text,
                                         double timeout_seconds);
 

@@ -8,7 +8,6 @@
 #include <random>
 #include <utility>
 
-#include "model/scope_access.h"
 #include "status_macros.h"
 #include "trainer.h"
 

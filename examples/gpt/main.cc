@@ -40,11 +40,6 @@ namespace {
 
 constexpr int kFailed = 1, kUsageError = 2, kSaved = 75, kStopped = 130;
 
-int Plan(const std::optional<Launch>& launch, const Options& options);
-int RunRanksAsThreads(Options& options, const Config& config);
-int RunRankOfLauncher(Options& options, const Config& config);
-int RefuseBeforeMeeting(const std::optional<Launch>& launch, const absl::Status& status);
-
 int Fail(const absl::Status& status, int code) {
   std::fprintf(stderr, "gpt: %s\n", std::string(status.message()).c_str());
   return code;
@@ -58,36 +53,6 @@ int PrintAll(std::string_view text) {
   Print(text);
   const absl::Status printed = OutputError();
   return printed.ok() ? 0 : Fail(printed, kFailed);
-}
-
-int Main(int argc, char** argv) {
-  CommandLine command = ParseCommandLine(argc, argv);
-  if (!command.options && command.exit_code == 0) return PrintAll(command.text);
-  const auto launch = DescribeLaunch(ThisEnvironment());
-  if (!command.options) {
-    return RefuseBeforeMeeting(launch.ok() ? *launch : std::nullopt,
-                               absl::InvalidArgumentError(command.text));
-  }
-  Options& options = *command.options;
-  if (options.explain_config) {
-    const auto explained = ExplainConfig(options);
-    if (!explained.ok()) return Fail(explained.status(), kUsageError);
-    return PrintAll(*explained);
-  }
-  if (!launch.ok()) return Fail(launch.status(), kUsageError);
-  if (const auto status = SettleRanks(*launch, options); !status.ok())
-    return RefuseBeforeMeeting(options.PlansOnly() ? std::nullopt : *launch, status);
-  if (options.PlansOnly()) return Plan(*launch, options);
-  // A run with --save has lost nothing if its time is up before training begins.
-  const bool saves = !options.save_folder.empty();
-  EndOnStopSignals(saves ? kSaved : kStopped, /*before_time_is_up=*/saves);
-  const auto config = ResolveConfig(options);
-  if (const auto status = AllOf({config.status(), CheckSave(options), CheckExport(options)});
-      !status.ok())
-    return RefuseBeforeMeeting(*launch, status);
-  options.ranks = RanksOf(*config);
-  return IsOneOfSeveral(*launch) ? RunRankOfLauncher(options, *config)
-                                 : RunRanksAsThreads(options, *config);
 }
 
 // Among a launcher's processes only the first one prints. These processes do not connect.
@@ -186,6 +151,36 @@ int RunRankOfLauncher(Options& options, const Config& config) {
   if (!stopped.ok())
     return FailRank(*world, stopped.status(), CodeOf(std::span(&stopped.status(), 1)));
   return SayHowItEnded(*stopped, options, world->rank() == 0);
+}
+
+int Main(int argc, char** argv) {
+  CommandLine command = ParseCommandLine(argc, argv);
+  if (!command.options && command.exit_code == 0) return PrintAll(command.text);
+  const auto launch = DescribeLaunch(ThisEnvironment());
+  if (!command.options) {
+    return RefuseBeforeMeeting(launch.ok() ? *launch : std::nullopt,
+                               absl::InvalidArgumentError(command.text));
+  }
+  Options& options = *command.options;
+  if (options.explain_config) {
+    const auto explained = ExplainConfig(options);
+    if (!explained.ok()) return Fail(explained.status(), kUsageError);
+    return PrintAll(*explained);
+  }
+  if (!launch.ok()) return Fail(launch.status(), kUsageError);
+  if (const auto status = SettleRanks(*launch, options); !status.ok())
+    return RefuseBeforeMeeting(options.PlansOnly() ? std::nullopt : *launch, status);
+  if (options.PlansOnly()) return Plan(*launch, options);
+  // A run with --save has lost nothing if its time is up before training begins.
+  const bool saves = !options.save_folder.empty();
+  EndOnStopSignals(saves ? kSaved : kStopped, /*before_time_is_up=*/saves);
+  const auto config = ResolveConfig(options);
+  if (const auto status = AllOf({config.status(), CheckSave(options), CheckExport(options)});
+      !status.ok())
+    return RefuseBeforeMeeting(*launch, status);
+  options.ranks = RanksOf(*config);
+  return IsOneOfSeveral(*launch) ? RunRankOfLauncher(options, *config)
+                                 : RunRanksAsThreads(options, *config);
 }
 
 }  // namespace

@@ -135,13 +135,17 @@ absl::Status Saves::Begin() {
 }
 
 absl::Status Saves::End() {
-  return ticket_.has_value() ? ticket_->Wait().status() : absl::OkStatus();
+  if (!ticket_.has_value()) return absl::OkStatus();
+  const absl::Status ended = ticket_->Wait().status();
+  Show();
+  return ended;
 }
 
-std::string Saves::TakeEnded() {
-  if (shown_ || !ticket_.has_value() || !ticket_->Done()) return "";
+void Saves::Show() {
+  if (shown_ || !ticket_.has_value() || !ticket_->Done()) return;
   shown_ = true;
-  return ticket_->Wait().value_or("");
+  const auto path = ticket_->Wait();
+  if (progress_ != nullptr && path.ok()) progress_->Say(absl::StrCat("saved ", *path));
 }
 
 absl::Status InitFrom(Trainer& trainer, const Run& run, int64_t resumed) {

@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ebb/runtime/checkpoint/checkpoint.h"
+#include "report/progress.h"
 #include "run.h"
 #include "trainer.h"
 
@@ -26,18 +27,21 @@ absl::Status CheckSaves(Trainer& trainer, const Run& run);
 // Saves into the folder of --save, during the following steps.
 class Saves {
  public:
-  Saves(Trainer& trainer, const Run& run) : trainer_(trainer), run_(run) {}
+  // `progress` says which saves have succeeded; null: nothing does.
+  Saves(Trainer& trainer, const Run& run, Progress* progress)
+      : trainer_(trainer), run_(run), progress_(progress) {}
 
   // Collective, between steps. Ends an earlier save first.
   absl::Status Begin();
   // Collective: waits for the running save. An error is the same on every rank.
   absl::Status End();
-  // The path of a save that has succeeded since the last call; empty: none.
-  std::string TakeEnded();
+  // Says that the running save has ended, if it has.
+  void Show();
 
  private:
   Trainer& trainer_;
   const Run& run_;
+  Progress* const progress_;
   std::optional<SaveTicket> ticket_;
   bool shown_ = false;
 };

@@ -8,7 +8,6 @@
 #include <chrono>
 #include <cstring>
 #include <string_view>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "report/output.h"
@@ -101,64 +100,42 @@ void CatchStopSignals(bool before_time_is_up) {
   CatchAll(Remember, before_time_is_up);
 }
 
-// In this order: the stream is destroyed first, and so its queue is empty before its work's data
-// are destroyed.
-struct StopVote::State {
-  State(World w, Communicator c, Stream s)
-      : world(std::move(w)), communicator(std::move(c)), stream(std::move(s)) {}
-  const World world;
-  float vote = kGoOn;
-  bool stopped = false;
-  const CollectiveSpan span = {.send = &vote, .receive = &vote, .count = 1};
-  Communicator communicator;
-  Stream stream;
-};
-
-StopVote::StopVote(std::unique_ptr<State> state) : state_(std::move(state)) {}
-StopVote::StopVote(StopVote&&) noexcept = default;
-StopVote::~StopVote() = default;
-
-absl::StatusOr<StopVote> StopVote::Create(const World& world, const Device& device,
-                                          double timeout_seconds) {
+absl::StatusOr<std::unique_ptr<StopVote>> StopVote::Create(const World& world, const Device& device,
+                                                           double timeout_seconds) {
   GPT_ASSIGN_OR_RETURN(
       Communicator communicator,
       world.NewCommunicator({.name = "gpt-stop", .timeout_seconds = timeout_seconds}));
   GPT_ASSIGN_OR_RETURN(Stream stream, device.NewStream("gpt-stop"));
-  return StopVote(std::make_unique<State>(world, std::move(communicator), std::move(stream)));
-}
-
-bool StopVote::stopped() const {
-  return state_->stopped;
+  return std::unique_ptr<StopVote>(new StopVote(world, std::move(communicator), std::move(stream)));
 }
 
 bool StopVote::output_failed() const {
-  return state_->stopped && state_->vote == kOutputFailed;
+  return stopped_ && vote_ == kOutputFailed;
 }
 
 std::string StopVote::stopped_by() const {
-  if (!state_->stopped) return "";
+  if (!stopped_) return "";
   if (output_failed()) return "output that cannot be written";
-  return absl::StrCat("SIG", sigabbrev_np(static_cast<int>(state_->vote)));
+  return absl::StrCat("SIG", sigabbrev_np(static_cast<int>(vote_)));
 }
 
 absl::Status StopVote::Meet() {
-  GPT_RETURN_IF_ERROR(state_->communicator.Barrier(state_->stream));
-  state_->stream.WaitIdle();
-  return state_->communicator.status();
+  GPT_RETURN_IF_ERROR(communicator_.Barrier(stream_));
+  stream_.WaitIdle();
+  return communicator_.status();
 }
 
 absl::Status StopVote::Decide() {
-  if (state_->stopped) return absl::OkStatus();
-  state_->stream.WaitIdle();
-  if (absl::Status lost = state_->communicator.status(); !lost.ok()) {
-    state_->world.Fail(lost);
+  if (stopped_) return absl::OkStatus();
+  stream_.WaitIdle();
+  if (absl::Status lost = communicator_.status(); !lost.ok()) {
+    world_.Fail(lost);
     return lost;
   }
-  state_->stopped = state_->vote != kGoOn;
-  if (state_->stopped) return absl::OkStatus();
-  state_->vote = Vote();
-  return state_->communicator.AllReduce(state_->stream, {&state_->span, 1}, DType::kFloat32,
-                                        ReduceOp::kMax);
+  stopped_ = vote_ != kGoOn;
+  if (stopped_) return absl::OkStatus();
+  vote_ = Vote();
+  return communicator_.AllReduce(stream_, {&span_, 1}, DType::kFloat32, ReduceOp::kMax);
 }
 
 }  // namespace ebb::gpt

@@ -5,10 +5,13 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/status/statusor.h"
+#include "ebb/runtime/comm/communicator.h"
 #include "ebb/runtime/comm/world.h"
 #include "ebb/runtime/device/device.h"
+#include "ebb/runtime/device/stream.h"
 
 namespace ebb::gpt {
 
@@ -31,15 +34,15 @@ bool EndsAtOnce(int64_t nanoseconds_since_first, int signal, int code);
 // result of the vote before. The new vote travels meanwhile.
 class StopVote {
  public:
-  static absl::StatusOr<StopVote> Create(const World& world, const Device& device,
-                                         double timeout_seconds);
-  StopVote(StopVote&&) noexcept;
-  ~StopVote();
+  static absl::StatusOr<std::unique_ptr<StopVote>> Create(const World& world, const Device& device,
+                                                          double timeout_seconds);
+  StopVote(const StopVote&) = delete;
+  StopVote& operator=(const StopVote&) = delete;
 
   // Collective. After it stopped() is true on every rank, for good, or on none. If the ranks cannot
   // vote any more the whole world fails with the returned error; the engine then knows more of it.
   absl::Status Decide();
-  bool stopped() const;
+  bool stopped() const { return stopped_; }
   // Stopped because a rank cannot write its output.
   bool output_failed() const;
   // The signal's name, or another reason, if stopped.
@@ -48,9 +51,15 @@ class StopVote {
   absl::Status Meet();
 
  private:
-  struct State;
-  explicit StopVote(std::unique_ptr<State> state);
-  std::unique_ptr<State> state_;
+  StopVote(const World& world, Communicator communicator, Stream stream)
+      : world_(world), communicator_(std::move(communicator)), stream_(std::move(stream)) {}
+
+  const World world_;
+  float vote_ = 0;
+  bool stopped_ = false;
+  const CollectiveSpan span_ = {.send = &vote_, .receive = &vote_, .count = 1};
+  Communicator communicator_;
+  Stream stream_;  // destroyed first: its queue is empty before its work's data are destroyed
 };
 
 }  // namespace ebb::gpt

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "model/scope_access.h"
 #include "status_macros.h"
 
 namespace ebb::gpt {

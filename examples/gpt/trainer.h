@@ -20,6 +20,24 @@
 
 namespace ebb::gpt {
 
+// The addresses of an open scope: where each parameter is, and where its gradient goes.
+struct ScopeParameters {
+  const Scope& scope;
+  const void* operator()(ParameterId id) const { return scope.parameter(id).data; }
+};
+
+struct ScopeGradients {
+  BackwardScope& scope;
+  Target operator()(ParameterId id) const {
+    const BackwardScope::Fused fused = scope.fused_gradient(id);
+    return {fused.tensor.data, fused.tensor.dtype, fused.beta};
+  }
+};
+
+inline TensorView Scalar(const float* value) {
+  return {.data = value, .dtype = DType::kFloat32, .shape = {}};
+}
+
 class Trainer {
  public:
   // Collective. `text` outlives the trainer.

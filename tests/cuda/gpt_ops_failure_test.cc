@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "ebb/runtime/device/device.h"
-#include "ops/cuda/cublaslt.h"
+#include "ops/cuda/product.h"
 #include "ops/ops.h"
 #include "small_ops.h"
 #include "stand_in.h"

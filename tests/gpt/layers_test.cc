@@ -102,17 +102,17 @@ class TinyGpt {
       };
       for (const BlockIds& b : gpt_.blocks) {
         const Values qkv =
-            reference::Linear(reference::Norm(x, at(b.norm1_weight), at(b.norm1_bias)),
-                              at(b.qkv_weight), at(b.qkv_bias), context);
+            reference::Linear(reference::Norm(x, at(b.norm1.weight), at(b.norm1.bias)),
+                              at(b.qkv.weight), at(b.qkv.bias), context);
         add(reference::Linear(reference::Attention(qkv, context, shape_.heads),
-                              at(b.projection_weight), at(b.projection_bias), context));
-        Values hidden = reference::Linear(reference::Norm(x, at(b.norm2_weight), at(b.norm2_bias)),
-                                          at(b.up_weight), at(b.up_bias), context);
+                              at(b.projection.weight), at(b.projection.bias), context));
+        Values hidden = reference::Linear(reference::Norm(x, at(b.norm2.weight), at(b.norm2.bias)),
+                                          at(b.up.weight), at(b.up.bias), context);
         std::transform(hidden.begin(), hidden.end(), hidden.begin(), reference::Gelu);
-        add(reference::Linear(hidden, at(b.down_weight), at(b.down_bias), context));
+        add(reference::Linear(hidden, at(b.down.weight), at(b.down.bias), context));
       }
       const Values row =
-          reference::Matmul(reference::Norm(x, at(gpt_.norm_weight), at(gpt_.norm_bias)), false,
+          reference::Matmul(reference::Norm(x, at(gpt_.norm.weight), at(gpt_.norm.bias)), false,
                             at(gpt_.tokens), true, context, shape_.vocabulary, shape_.width);
       logits.insert(logits.end(), row.begin(), row.end());
     }

@@ -18,7 +18,6 @@
 #include "report/digest.h"
 #include "report/output.h"
 #include "report/progress.h"
-#include "report/summary.h"
 #include "report/tables.h"
 #include "scratch_files.h"
 
@@ -31,20 +30,17 @@ TEST(OutputFileTest, IsCompleteOrAbsent) {
   ScratchFiles files;
   files.Write("old", "before");
   {
-    auto file = OutputFile::Open("--losses", files.Path("old"));
+    auto file = OutputFile::Open("--summary", files.Path("old"));
     ASSERT_TRUE(file.ok()) << file.status();
-    EXPECT_EQ(files.Read("old"), "before");
     EXPECT_EQ(files.Count(), 1u);  // nor would one be if this process were killed
   }
   EXPECT_EQ(files.Read("old"), "before");
-  EXPECT_EQ(files.Count(), 1u);  // no other file is left
-  {
-    auto file = OutputFile::Open("--losses", files.Path("old"));
-    ASSERT_TRUE(file.ok()) << file.status();
-    ASSERT_TRUE(file->Write("after").ok());
+  auto file = OutputFile::Open("--summary", files.Path("old"));
+  for (const char* contents : {"after", "again"}) {
+    ASSERT_TRUE(file->Write(contents).ok());
+    EXPECT_EQ(files.Read("old"), contents);
+    EXPECT_EQ(files.Count(), 1u);
   }
-  EXPECT_EQ(files.Read("old"), "after");
-  EXPECT_EQ(files.Count(), 1u);
 }
 
 TEST(OutputFileTest, OpenNamesAFileThatCannotBeWritten) {
@@ -55,16 +51,6 @@ TEST(OutputFileTest, OpenNamesAFileThatCannotBeWritten) {
     EXPECT_THAT(std::string(file.status().message()),
                 testing::AllOf(HasSubstr("--summary"), HasSubstr(path)));
   }
-}
-
-TEST(OutputFileTest, AReplacementIsCompleteToo) {
-  ScratchFiles files;
-  auto file = OutputFile::Open("--summary", files.Path("new"));
-  ASSERT_TRUE(file.ok()) << file.status();
-  ASSERT_TRUE(file->Write("first").ok());
-  ASSERT_TRUE(file->Write("second").ok());
-  EXPECT_EQ(files.Read("new"), "second");
-  EXPECT_EQ(files.Count(), 1u);
 }
 
 TEST(OutputFileTest, WhatAKilledProcessHasLeftIsRemoved) {
@@ -140,31 +126,24 @@ History ThreeSteps() {
   return Steps(3);
 }
 
-TEST(HistoryTest, SpeedLeavesOutTheFirstTwoSteps) {
+TEST(HistoryTest, SpeedLeavesOutTheFirstTwoStepsAndAtMostHalfOfFew) {
   EXPECT_DOUBLE_EQ(ThreeSteps().TokensPerSecond(), 200);
   EXPECT_DOUBLE_EQ(Steps(2).TokensPerSecond(), 1);
   EXPECT_EQ(Steps(0).TokensPerSecond(), 0);
+  for (const auto& [steps, warm_up] : {std::pair(1, 0), {2, 1}, {3, 1}, {4, 2}, {1000, 2}})
+    EXPECT_EQ(History::WarmUp(steps), warm_up) << steps;
+  EXPECT_DOUBLE_EQ(Steps(3, History::WarmUp(3)).TokensPerSecond(), 200 / 100.5);
 }
 
 // If no file has a line for every step, memory does not grow with the number of steps.
 TEST(HistoryTest, StepsThatNothingWritesAreNotKept) {
   History history = {.tokens_per_step = 100, .keeps_steps = false};
   for (int i = 1; i <= 5; ++i)
-    history.Add({.report = {.step = i, .skipped_steps = 2, .loss = 6.0 - i}, .seconds = 0.5});
+    history.Add({.report = {.step = i, .loss = 6.0 - i}, .seconds = 0.5});
   EXPECT_TRUE(history.steps.empty());
   EXPECT_EQ(history.finished, 5);
   EXPECT_EQ(history.last.loss, 1);
   EXPECT_DOUBLE_EQ(history.TokensPerSecond(), 200);
-  EXPECT_DOUBLE_EQ(history.SecondsOfStep(), 0.5);
-}
-
-TEST(HistoryTest, AtMostHalfOfFewStepsWarmUp) {
-  EXPECT_EQ(History::WarmUp(1), 0);
-  EXPECT_EQ(History::WarmUp(2), 1);
-  EXPECT_EQ(History::WarmUp(3), 1);
-  EXPECT_EQ(History::WarmUp(4), 2);
-  EXPECT_EQ(History::WarmUp(1000), 2);
-  EXPECT_DOUBLE_EQ(Steps(3, History::WarmUp(3)).TokensPerSecond(), 200 / 100.5);
 }
 
 constexpr char kHeader[] =
@@ -181,6 +160,19 @@ class LossesFileTest : public testing::Test {
       status.Update(file->Add(ThreeSteps().steps[static_cast<size_t>(step - 1)], 100));
     status.Update(file->Sync());
     return status;
+  }
+  // The limit of a file's size stands for a full disk.
+  template <class Work>
+  void ExpectFull(rlim_t bytes, const Work& work) {
+    std::signal(SIGXFSZ, SIG_IGN);
+    rlimit limit = {};
+    ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &limit), 0);
+    const rlim_t before = std::exchange(limit.rlim_cur, bytes);
+    setrlimit(RLIMIT_FSIZE, &limit);
+    const absl::Status full = work();
+    limit.rlim_cur = before;
+    setrlimit(RLIMIT_FSIZE, &limit);
+    EXPECT_THAT(std::string(full.message()), HasSubstr("--losses " + path_ + ": writing failed"));
   }
 
   ScratchFiles files_;
@@ -240,64 +232,38 @@ TEST_F(LossesFileTest, ARunThatDoesNotBeginChangesNothing) {
   EXPECT_EQ(files_.Read("losses.csv"), kHeader + one_);
 }
 
-// The limit of a file's size stands for a full disk.
 TEST_F(LossesFileTest, ALineThatDoesNotFitComesLaterOrNotAtAll) {
   auto file = LossesFile::Open(path_);
   ASSERT_TRUE(file.ok() && file->Begin(0).ok());
-  std::signal(SIGXFSZ, SIG_IGN);
-  rlimit limit = {};
-  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &limit), 0);
-  const rlim_t before = std::exchange(limit.rlim_cur, sizeof(kHeader) + 5);
-  setrlimit(RLIMIT_FSIZE, &limit);
-  const absl::Status full = file->Add(ThreeSteps().steps[0], 100);
+  ExpectFull(sizeof(kHeader) + 5, [&] { return file->Add(ThreeSteps().steps[0], 100); });
   EXPECT_EQ(files_.Read("losses.csv"), kHeader);
-  limit.rlim_cur = before;
-  setrlimit(RLIMIT_FSIZE, &limit);
-  EXPECT_THAT(std::string(full.message()), HasSubstr("--losses " + path_ + ": writing failed"));
   EXPECT_TRUE(file->Add(ThreeSteps().steps[1], 100).ok());
   EXPECT_EQ(files_.Read("losses.csv"), kHeader + one_ + two_);
 }
 
+// A few more lines would fit.
 TEST_F(LossesFileTest, AResumeOnADiskThatIsStillFullFailsBeforeItsFirstStepAndKeepsTheLines) {
   files_.Write("losses.csv", kHeader + one_ + two_);
-  std::signal(SIGXFSZ, SIG_IGN);
-  rlimit limit = {};
-  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &limit), 0);
-  // A few more lines would fit.
-  const rlim_t before = std::exchange(limit.rlim_cur, 4096);
-  setrlimit(RLIMIT_FSIZE, &limit);
-  const absl::Status full = LossesFile::Open(path_)->Begin(2);
-  limit.rlim_cur = before;
-  setrlimit(RLIMIT_FSIZE, &limit);
-  EXPECT_THAT(std::string(full.message()), HasSubstr("--losses " + path_ + ": writing failed"));
+  ExpectFull(4096, [&] { return LossesFile::Open(path_)->Begin(2); });
   EXPECT_EQ(files_.Read("losses.csv"), kHeader + one_ + two_);
   EXPECT_TRUE(Run(2, 3).ok());
   EXPECT_EQ(files_.Read("losses.csv"), kHeader + one_ + two_ + three_);
 }
 
-TEST(CurveTest, DrawsLossesAndLeavesOutNaNs) {
+TEST(CurveTest, DrawsLossesWithoutNaNsAndNamesModelDataAndTheLastLosses) {
   History history = ThreeSteps();
   history.steps[1].report.loss = std::numeric_limits<double>::quiet_NaN();
-  const std::string svg = CurveSvg(history, {});
-  EXPECT_THAT(svg, testing::StartsWith("<svg "));
-  EXPECT_THAT(svg, testing::EndsWith("</svg>\n"));
-  EXPECT_THAT(svg, HasSubstr("<polyline"));
-  EXPECT_THAT(svg, HasSubstr("<circle"));
-  EXPECT_THAT(svg, testing::Not(HasSubstr("nan")));
-}
-
-TEST(CurveTest, NamesModelDataAndTheLastLosses) {
   const std::string svg =
-      CurveSvg(ThreeSteps(), {.model = "GPT, 1 layer", .data = "400 bytes of a<b>&\xff"});
-  for (const char* named : {">GPT, 1 layer<", ">400 bytes of a&lt;b&gt;&amp;\\xff<",
-                            ">loss 3.0000 after step 3<", ">held-out loss 3.5000 after step 3<"})
-    EXPECT_THAT(svg, HasSubstr(named));
-}
-
-TEST(CurveTest, IsAPictureWithoutAnySteps) {
-  const std::string svg = CurveSvg({}, {});
-  EXPECT_THAT(svg, testing::EndsWith("</svg>\n"));
-  EXPECT_THAT(svg, testing::Not(HasSubstr("nan")));
+      CurveSvg(history, {.model = "GPT, 1 layer", .data = "400 bytes of a<b>&\xff"});
+  EXPECT_THAT(svg, testing::StartsWith("<svg "));
+  for (const std::string& each : {svg, CurveSvg({}, {})}) {
+    EXPECT_THAT(each, testing::EndsWith("</svg>\n"));
+    EXPECT_THAT(each, testing::Not(HasSubstr("nan")));
+  }
+  for (const char* drawn :
+       {"<polyline", "<circle", ">GPT, 1 layer<", ">400 bytes of a&lt;b&gt;&amp;\\xff<",
+        ">loss 3.0000 after step 3<", ">held-out loss 3.5000 after step 3<"})
+    EXPECT_THAT(svg, HasSubstr(drawn));
 }
 
 TEST(DigestTest, HashesNameShapeAndValuesInOrder) {
@@ -335,34 +301,18 @@ TEST(SummaryTest, HasEveryField) {
       .parameter_digest = "abc"};
   History history = ThreeSteps();
   history.steps[1].report.loss = std::numeric_limits<double>::quiet_NaN();
-  const auto json = nlohmann::json::parse(SummaryJson(summary, history));
-  EXPECT_EQ(json["config"]["zero_optimization"]["stage"], 3);
-  EXPECT_EQ(json["losses"], nlohmann::json::parse("[5.0, null, 3.0]"));
-  EXPECT_EQ(json["gradient_norms"].size(), 3u);
-  EXPECT_EQ(json["learning_rates"].size(), 3u);
-  EXPECT_EQ(json["tokens_per_second"], 200);
-  EXPECT_EQ(json["skipped_steps"], 1);
-  EXPECT_EQ(json["steps"], 3);
-  EXPECT_EQ(json["parameters"], 42);
-  EXPECT_EQ(json["version"], "1.2.3");
-  EXPECT_TRUE(json["stopped"].is_null());
-  EXPECT_EQ(json["parameter_digest"], "abc");
-  EXPECT_EQ(json["products"], "abA");
-  EXPECT_EQ(json["cuda_graphs"],
-            nlohmann::json::parse(R"({"most": 6, "kept": 4, "launches": 40, "given_up": ""})"));
-  EXPECT_EQ(
-      json["resident"],
-      nlohmann::json::parse(R"({"before_bytes": 10, "predicted_bytes": 30, "peak_bytes": 31})"));
-  EXPECT_EQ(
-      json["memory"],
-      nlohmann::json::parse(
-          R"([{"class": "master", "tier": "device", "predicted_bytes": 8, "peak_bytes": 9}])"));
-  EXPECT_EQ(
-      json["communication"],
-      nlohmann::json::parse(R"([{"operation": "gather", "predicted_bytes": 5, "bytes": 6}])"));
-  EXPECT_EQ(json["traffic"],
-            nlohmann::json::parse(R"([{"class": "optimizer", "tier": "nvme", "direction": "write",
-                                       "predicted_bytes": 7, "bytes": 7}])"));
+  EXPECT_EQ(nlohmann::json::parse(SummaryJson(summary, history)), nlohmann::json::parse(R"({
+      "version": "1.2.3", "config": {"zero_optimization": {"stage": 3}}, "ranks": 2, "parameters": 42, "steps": 3,
+      "resumed_after_steps": 0, "tokens_per_step": 100, "tokens_per_second": 200.0, "skipped_steps": 1,
+      "stopped": null, "parameter_digest": "abc", "products": "abA",
+      "cuda_graphs": {"most": 6, "kept": 4, "launches": 40, "given_up": ""},
+      "memory": [{"class": "master", "tier": "device", "predicted_bytes": 8, "peak_bytes": 9}],
+      "traffic": [{"class": "optimizer", "tier": "nvme", "direction": "write", "predicted_bytes": 7, "bytes": 7}],
+      "plan": {"operations": 0, "bytes": 0}, "traffic_is_steady": false,
+      "resident": {"before_bytes": 10, "predicted_bytes": 30, "peak_bytes": 31},
+      "communication": [{"operation": "gather", "predicted_bytes": 5, "bytes": 6}],
+      "held_out": [{"step": 3, "loss": 3.5}], "losses": [5.0, null, 3.0], "gradient_norms": [0.5, 0.5, 0.5],
+      "learning_rates": [0.001, 0.001, 0.001]})"));
 }
 
 TEST(SummaryTest, SaysWhichSignalStoppedTheRunAndWhen) {

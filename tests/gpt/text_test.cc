@@ -11,7 +11,6 @@
 #include <string>
 #include <thread>
 
-#include "data/text_file.h"
 #include "gmock/gmock.h"
 #include "scratch_files.h"
 

@@ -109,14 +109,14 @@ class Section {
   // `fallback`: what holds without the option, in words; empty: not shown.
   template <class T>
   CLI::Option& Add(const char* flag, T& into, const char* value, const std::string& meaning,
-                   const std::string& fallback, const CLI::Validator& check = Any()) const {
+                   const std::string& fallback = "", const CLI::Validator& check = Any()) const {
     return Show(*app_.add_option(flag, into)->transform(check), value, meaning, fallback);
   }
   // One of several words, each of which stands for a value.
   template <class T, class Into>
   CLI::Option& AddWord(const char* flag, Into& into,
                        std::initializer_list<std::pair<const char*, T>> words,
-                       const std::string& meaning, const std::string& fallback) const {
+                       const std::string& meaning, const std::string& fallback = "") const {
     const std::map<std::string, T> known(words.begin(), words.end());
     const std::string value = absl::StrJoin(
         words, "|", [](std::string* out, const auto& word) { absl::StrAppend(out, word.first); });
@@ -151,7 +151,7 @@ void AddTraining(CLI::App& app, Options& o) {
   s.Add("--config", o.config_file, "FILE", "configuration in DeepSpeed's JSON; options override it",
         "see below");
   s.Add("--explain-config", o.config_file, "FILE",
-        "print what Ebb does with each key of this file, and train nothing", "")
+        "print what Ebb does with each key of this file, and train nothing")
       .excludes("--config");
   s.AddWord<UnknownKeys>("--unknown-keys", o.unknown_keys,
                          {{"error", UnknownKeys::kError}, {"warn", UnknownKeys::kWarn}},
@@ -216,11 +216,11 @@ void AddModelAndData(CLI::App& app, Options& o) {
 void AddReports(CLI::App& app, Options& o) {
   const Section s(app, "Reports");
   s.Add("--losses", o.losses_file, "FILE",
-        "write a line of CSV for every step, at once; a resumed run adds to the file", "");
-  s.Add("--curve", o.curve_file, "FILE", "write the loss curve as SVG", "");
-  s.Add("--trace", o.trace_file, "FILE", "write a timeline for ui.perfetto.dev", "");
+        "write a line of CSV for every step, at once; a resumed run adds to the file");
+  s.Add("--curve", o.curve_file, "FILE", "write the loss curve as SVG");
+  s.Add("--trace", o.trace_file, "FILE", "write a timeline for ui.perfetto.dev");
   s.Add("--summary", o.summary_file, "FILE",
-        "write losses, memory, traffic, communication and the parameters' digest as JSON", "");
+        "write losses, memory, traffic, communication and the parameters' digest as JSON");
   s.Add("--evaluate-every", o.evaluate_every, "N",
         "steps between evaluations on held-out text; 0: at the end only",
         absl::StrCat(o.evaluate_every), Whole(0));
@@ -236,7 +236,7 @@ void AddSaving(CLI::App& app, Options& o) {
   const Section s(app, "Saving");
   auto* const save =
       &s.Add("--save", o.save_folder, "DIR",
-             "save the run in this folder at the end or when a signal stops it (exit code 75)", "");
+             "save the run in this folder at the end or when a signal stops it (exit code 75)");
   s.Add("--save-every", o.save_every, "N", "steps between saves; 0: at the end only",
         absl::StrCat(o.save_every), Whole(0))
       .needs(save);
@@ -246,15 +246,13 @@ void AddSaving(CLI::App& app, Options& o) {
   s.Add(
       "--resume", o.resume, "DIR|latest",
       "go on from a checkpoint, or from the newest one of a folder; latest: from the newest one of "
-      "--save's folder, or from the beginning if it has none",
-      "");
+      "--save's folder, or from the beginning if it has none");
   s.Add(
       "--init-from", o.init_from, "PATH",
       "begin with these parameters: safetensors of Hugging Face's GPT-2 (a file or a folder), or a "
-      "checkpoint; ignored if --resume finds one",
-      "");
+      "checkpoint; ignored if --resume finds one");
   s.Add("--export", o.export_folder, "DIR",
-        "at the end, write the parameters for Hugging Face's transformers into a new folder", "");
+        "at the end, write the parameters for Hugging Face's transformers into a new folder");
 }
 
 void AddPlanning(CLI::App& app, Options& o) {
@@ -263,8 +261,7 @@ void AddPlanning(CLI::App& app, Options& o) {
        "--show-plan", o.show_plan,
        {{"tables", ShowPlan::kTables}, {"operations", ShowPlan::kOperations}},
        "print memory and traffic of a step; --show-plan=operations also prints each operation; "
-       "without --steps, train nothing",
-       "")
+       "without --steps, train nothing")
       .expected(0, 1)
       ->default_str("tables");
   s.AddFlag(

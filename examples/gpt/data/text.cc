@@ -1,14 +1,23 @@
 #include "data/text.h"
 
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
+#include <new>
 #include <set>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "ebb/offload/memory_limits.h"
+#include "ebb/runtime/trace/log.h"
 #include "report/digest.h"
 #include "status_macros.h"
 
@@ -35,6 +44,11 @@ uint64_t Scramble(uint64_t x) {
   return x ^ (x >> 31);
 }
 
+template <class... Pieces>
+std::string Of(const std::string& path, const Pieces&... pieces) {
+  return absl::StrCat("--data ", path, ": ", pieces...);
+}
+
 }  // namespace
 
 absl::StatusOr<std::vector<std::string>> DefaultTextFiles() {
@@ -59,6 +73,88 @@ absl::StatusOr<std::vector<std::string>> DefaultTextFiles() {
   return std::vector<std::string>(files.begin(), files.end());
 }
 
+absl::StatusOr<std::shared_ptr<const TextFile>> TextFile::Open(const std::string& path) {
+  struct stat status = {};
+  if (stat(path.c_str(), &status) == 0) {
+    if (S_ISDIR(status.st_mode)) {
+      return absl::InvalidArgumentError(Of(path, "is a directory; name the files in it"));
+    }
+    if (S_ISCHR(status.st_mode) || S_ISBLK(status.st_mode)) {
+      return absl::InvalidArgumentError(
+          Of(path, "is a device, which may never end; name files or pipes"));
+    }
+  }
+  // Otherwise opening a pipe would wait for its writer without a message.
+  const int descriptor = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+  if (descriptor < 0) {
+    if (errno == ENOENT) return absl::NotFoundError(Of(path, "no such file"));
+    return absl::PermissionDeniedError(Of(path, "cannot be opened: ", std::strerror(errno)));
+  }
+  const std::shared_ptr<TextFile> file(new TextFile(path, descriptor));
+  if (fstat(descriptor, &status) != 0) return file->CannotBeRead(errno);
+  file->version_ = {.device = status.st_dev,
+                    .inode = status.st_ino,
+                    .size = S_ISREG(status.st_mode) ? status.st_size : 0,
+                    .seconds = status.st_mtim.tv_sec,
+                    .nanoseconds = status.st_mtim.tv_nsec};
+  return file;
+}
+
+TextFile::~TextFile() {
+  close(descriptor_);
+}
+
+absl::Status TextFile::CannotBeRead(int error) const {
+  return absl::DataLossError(Of(path_, "cannot be read: ", std::strerror(error)));
+}
+
+absl::Status TextFile::ReadAt(int64_t begin, std::span<uint8_t> bytes) const {
+  while (!bytes.empty()) {
+    const ssize_t got = pread(descriptor_, bytes.data(), bytes.size(), begin);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return CannotBeRead(errno);
+    if (got == 0) {
+      return absl::DataLossError(
+          Of(path_, "ends at byte ", begin, "; it had ", size(), " bytes when training began"));
+    }
+    begin += got;
+    bytes = bytes.subspan(static_cast<size_t>(got));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TextFile::ReadToEnd(int64_t most, std::vector<uint8_t>& bytes) const {
+  const size_t before = bytes.size();
+  std::array<uint8_t, 1 << 16> piece;
+  bool said = false;
+  while (true) {
+    pollfd polled = {.fd = descriptor_, .events = POLLIN, .revents = 0};
+    const int ready = poll(&polled, 1, said ? -1 : /*milliseconds=*/5000);
+    if (ready == 0) {
+      said = true;
+      LogWarning(Of(path_, "waiting for what writes into this pipe"));
+    }
+    if (ready == 0 || (ready < 0 && errno == EINTR)) continue;
+    const ssize_t got = read(descriptor_, piece.data(), piece.size());
+    if (got < 0 && (errno == EINTR || errno == EAGAIN)) continue;
+    if (got < 0) return CannotBeRead(errno);
+    if (got == 0) return absl::OkStatus();
+    if (static_cast<int64_t>(bytes.size() - before) + got > most) {
+      return absl::InvalidArgumentError(Of(
+          path_, "gives more than ", most >> 20,
+          " MiB, the most that text from a pipe may take in memory; write it to a file, which is "
+          "read piece by piece"));
+    }
+    try {
+      bytes.insert(bytes.end(), piece.begin(), piece.begin() + got);
+    } catch (const std::bad_alloc&) {
+      return absl::ResourceExhaustedError(
+          Of(path_, "no memory is left after ", bytes.size() - before,
+             " bytes; write it to a file, which is read piece by piece"));
+    }
+  }
+}
+
 int64_t Text::held_bytes() const {
   int64_t held = 0;
   for (const Part& part : parts_) held += std::ssize(part.bytes);
@@ -70,12 +166,13 @@ absl::Status Text::Append(const std::string& path) {
   const int64_t size = file->size();
   // A pipe has no size, and cannot be opened again.
   if (size > 0 && (size > kFileHeldMax || held_bytes() + size > kFilesHeldMax)) {
-    parts_.push_back({.begin = size_, .size = size, .file = files_->Add(*file), .bytes = {}});
+    parts_.push_back(
+        {.begin = size_, .size = size, .path = path, .version = file->version(), .bytes = {}});
     size_ += size;
     return absl::OkStatus();
   }
-  if (parts_.empty() || parts_.back().file)
-    parts_.push_back({.begin = size_, .size = 0, .file = {}, .bytes = {}});
+  if (parts_.empty() || !parts_.back().path.empty())
+    parts_.push_back({.begin = size_, .path = {}, .version = {}, .bytes = {}});
   Part& part = parts_.back();
   GPT_RETURN_IF_ERROR(file->ReadToEnd(std::max(size, PipeMax()), part.bytes));
   if (std::ssize(part.bytes) == part.size)
@@ -123,7 +220,8 @@ absl::StatusOr<Text> Text::Load(std::span<const std::string> paths, int64_t cont
 absl::StatusOr<Text> Text::FromBytes(std::vector<uint8_t> bytes, int64_t context) {
   Text text;
   text.size_ = std::ssize(bytes);
-  text.parts_.push_back({.begin = 0, .size = text.size_, .file = {}, .bytes = std::move(bytes)});
+  text.parts_.push_back(
+      {.begin = 0, .size = text.size_, .path = {}, .version = {}, .bytes = std::move(bytes)});
   GPT_RETURN_IF_ERROR(text.Finish(context));
   return text;
 }
@@ -147,8 +245,9 @@ absl::Status Text::Read(int64_t begin, std::span<uint8_t> bytes) const {
     const int64_t from = begin - part->begin;
     const int64_t count = std::min(part->size - from, std::ssize(bytes));
     const auto now = bytes.first(static_cast<size_t>(count));
-    if (part->file) {
-      GPT_RETURN_IF_ERROR(files_->ReadAt(*part->file, from, now));
+    if (!part->path.empty()) {
+      GPT_ASSIGN_OR_RETURN(const std::shared_ptr<const TextFile> file, Open(*part));
+      GPT_RETURN_IF_ERROR(file->ReadAt(from, now));
     } else {
       std::copy_n(part->bytes.begin() + from, count, now.begin());
     }
@@ -157,6 +256,23 @@ absl::Status Text::Read(int64_t begin, std::span<uint8_t> bytes) const {
     ++part;
   }
   return absl::OkStatus();
+}
+
+// Opens without the lock, so that only this thread waits if the folder is slow.
+absl::StatusOr<std::shared_ptr<const TextFile>> Text::Open(const Part& part) const {
+  {
+    const std::lock_guard lock(opened_->mutex);
+    if (opened_->path == part.path) return opened_->file;
+  }
+  GPT_ASSIGN_OR_RETURN(std::shared_ptr<const TextFile> file, TextFile::Open(part.path));
+  if (file->version() != part.version) {
+    return absl::DataLossError(Of(part.path, "was replaced or changed since it had ",
+                                  part.version.size, " bytes when training began"));
+  }
+  const std::lock_guard lock(opened_->mutex);
+  opened_->path = part.path;
+  opened_->file = file;
+  return file;
 }
 
 absl::Status Text::Copy(int64_t begin, std::span<int32_t> tokens,

@@ -8,20 +8,55 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
+#include <mutex>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "data/text_file.h"
 
 namespace ebb::gpt {
 
 // Every regular, readable file under /usr/share/common-licenses, sorted by name; each once, even if
 // several links lead to it.
 absl::StatusOr<std::vector<std::string>> DefaultTextFiles();
+
+// A file of --data that is open for reading.
+class TextFile {
+ public:
+  // Which file it is, and at which time. If two versions are equal, so are the contents.
+  struct Version {
+    uint64_t device = 0, inode = 0;
+    int64_t size = 0, seconds = 0, nanoseconds = 0;  // of its last change
+    bool operator==(const Version&) const = default;
+  };
+
+  // Refuses a missing file, a folder or a device. Does not wait for the writer of a pipe.
+  static absl::StatusOr<std::shared_ptr<const TextFile>> Open(const std::string& path);
+  TextFile(const TextFile&) = delete;
+  TextFile& operator=(const TextFile&) = delete;
+  ~TextFile();
+
+  const std::string& path() const { return path_; }
+  const Version& version() const { return version_; }
+  // In bytes; 0 for a pipe, and for files that the system fills when they are read.
+  int64_t size() const { return version_.size; }
+  // Reads from `begin`. If the file ends before all of `bytes` are read, it is an error. Any
+  // thread.
+  absl::Status ReadAt(int64_t begin, std::span<uint8_t> bytes) const;
+  // Appends all that follows, at most `most` bytes, to `bytes`. Waits for a pipe's writer, and logs
+  // that.
+  absl::Status ReadToEnd(int64_t most, std::vector<uint8_t>& bytes) const;
+
+ private:
+  TextFile(const std::string& path, int descriptor) : path_(path), descriptor_(descriptor) {}
+  absl::Status CannotBeRead(int error) const;
+
+  const std::string path_;
+  const int descriptor_;
+  Version version_;
+};
 
 class Text {
  public:
@@ -56,7 +91,9 @@ class Text {
   // One file, or several files that are held.
   struct Part {
     int64_t begin = 0, size = 0;
-    std::optional<size_t> file;  // in files_; none: the bytes are held
+    // The file, if it is read piece by piece; empty: the bytes are held.
+    std::string path;
+    TextFile::Version version;
     std::vector<uint8_t> bytes;
   };
 
@@ -65,8 +102,16 @@ class Text {
   absl::Status Read(int64_t begin, std::span<uint8_t> bytes) const;
   absl::Status Copy(int64_t begin, std::span<int32_t> tokens, std::span<int32_t> targets) const;
 
+  // There may be more files than a process may open, so only the one that was read last stays open.
+  struct Opened {
+    std::mutex mutex;
+    std::string path;
+    std::shared_ptr<const TextFile> file;
+  };
+  absl::StatusOr<std::shared_ptr<const TextFile>> Open(const Part& part) const;
+
   std::vector<Part> parts_;
-  std::unique_ptr<DataFiles> files_ = std::make_unique<DataFiles>();
+  std::unique_ptr<Opened> opened_ = std::make_unique<Opened>();
   int64_t size_ = 0;
   uint64_t fingerprint_ = 0;
   int64_t held_out_begin_ = 0;

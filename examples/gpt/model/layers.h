@@ -34,6 +34,34 @@ struct Batch {
 using Parameters = absl::FunctionRef<const void*(ParameterId)>;
 using Gradients = absl::FunctionRef<Target(ParameterId)>;
 
+// Gives out memory piece by piece from one block. With a null block it only counts bytes, so one
+// function can both measure a layout and make it.
+class Arena {
+ public:
+  explicit Arena(std::byte* base = nullptr) : base_(base) {}
+
+  static constexpr int64_t kAlignment = 256;  // as cuBLASLt's workspace needs
+
+  static int64_t Rounded(int64_t bytes) {
+    return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  }
+  // `bytes` at a multiple of kAlignment.
+  void* Take(int64_t bytes) {
+    void* piece = base_ == nullptr ? nullptr : base_ + used_;
+    used_ += Rounded(bytes);
+    return piece;
+  }
+  template <class T>
+  T* Take(int64_t count) {
+    return static_cast<T*>(Take(count * static_cast<int64_t>(sizeof(T))));
+  }
+  int64_t used() const { return used_; }
+
+ private:
+  std::byte* base_;
+  int64_t used_ = 0;
+};
+
 class Layers {
  public:
   struct Options {
@@ -89,6 +117,7 @@ class Layers {
   void EmbedBackward(Gradients gradients, const Batch& batch, const void* output_gradient);
 
  private:
+  struct Statistics;
   struct Slot;
   struct Space;
   class BlockPass;
@@ -104,15 +133,24 @@ class Layers {
                        const void* output_gradient, void* input_gradient);
   // Final norm and logits of rows [first, first + rows).
   void ChunkLogits(Parameters parameters, const void* input, int64_t first, int64_t rows,
-                   Target logits);
+                   const Target& logits);
   const float* HeadChunks(Parameters parameters, Gradients* gradients, const Batch& batch,
                           const void* input, const float* loss_scale, void* input_gradient);
-  void Linear(Parameters parameters, const void* input, ParameterId weight, ParameterId bias,
-              int64_t rows, int64_t inputs, int64_t outputs, void* output);
-  // Gradients of a linear layer's weight and bias, and, unless null, of its input.
-  void LinearBackward(Parameters parameters, Gradients gradients, const void* input,
-                      ParameterId weight, ParameterId bias, int64_t rows, int64_t inputs,
-                      int64_t outputs, const void* output_gradient, void* input_gradient);
+  const void* Row(const void* matrix, int64_t row) const {
+    return static_cast<const char*>(matrix) + row * gpt_.shape.width * SizeOf(options_.compute);
+  }
+  NormArrays Norm(Parameters parameters, const WeightAndBias& ids, const void* input,
+                  const Statistics& kept, void* output, int64_t rows) const;
+  void NormBackward(const NormArrays& norm, const void* output_gradient,
+                    const void* residual_gradient, void* input_gradient, const Target& weight,
+                    const Target& bias);
+  // A linear layer, the gradient of its input, and those of its weight and, unless null, its bias.
+  MatmulArrays Linear(Parameters parameters, const WeightAndBias& ids, const void* input,
+                      int64_t rows, int64_t inputs, int64_t outputs, void* output) const;
+  MatmulArrays InputGradient(const void* output_gradient, const void* weight, int64_t rows,
+                             int64_t inputs, int64_t outputs, void* gradient) const;
+  void WeightGradient(const void* output_gradient, const void* input, int64_t rows, int64_t inputs,
+                      int64_t outputs, const Target& weight, const Target& bias);
 
   const Device device_;
   const Gpt gpt_;

@@ -38,7 +38,7 @@ Gpt Declare(const GptOptions& options, ModelSpec& spec) {
   const Initialiser residual =
       Normal(0.02f / std::sqrt(2.0f * static_cast<float>(shape.layers)), options.seed);
 
-  Gpt gpt = {.shape = shape, .embedding = spec.AddUnit("embedding"), .blocks = {}};
+  Gpt gpt = {.shape = shape, .embedding = spec.AddUnit("embedding"), .norm = {}, .blocks = {}};
   const auto matrix = [&](UnitId unit, std::string name, int64_t rows, int64_t columns,
                           const Initialiser& init) {
     return spec.Add(unit, {.name = std::move(name), .shape = {rows, columns}, .init = init});
@@ -51,25 +51,25 @@ Gpt Declare(const GptOptions& options, ModelSpec& spec) {
   };
   gpt.tokens = matrix(gpt.embedding, "embedding.tokens", shape.vocabulary, width, small);
   gpt.positions = matrix(gpt.embedding, "embedding.positions", shape.context, width, small);
-  gpt.norm_weight = vector(gpt.embedding, "final_norm.weight", width, 1);
-  gpt.norm_bias = vector(gpt.embedding, "final_norm.bias", width, 0);
+  const auto norm = [&](UnitId unit, const std::string& name) -> WeightAndBias {
+    return {vector(unit, name + ".weight", width, 1), vector(unit, name + ".bias", width, 0)};
+  };
+  const auto linear = [&](UnitId unit, const std::string& name, int64_t outputs, int64_t inputs,
+                          const Initialiser& init) -> WeightAndBias {
+    return {matrix(unit, name + ".weight", outputs, inputs, init),
+            vector(unit, name + ".bias", outputs, 0)};
+  };
+  gpt.norm = norm(gpt.embedding, "final_norm");
   for (int64_t i = 0; i < shape.layers; ++i) {
     const std::string name = absl::StrCat("block", i);
-    BlockIds b;
-    b.unit = spec.AddUnit(name);
-    b.norm1_weight = vector(b.unit, name + ".norm1.weight", width, 1);
-    b.norm1_bias = vector(b.unit, name + ".norm1.bias", width, 0);
-    b.qkv_weight = matrix(b.unit, name + ".qkv.weight", 3 * width, width, small);
-    b.qkv_bias = vector(b.unit, name + ".qkv.bias", 3 * width, 0);
-    b.projection_weight = matrix(b.unit, name + ".projection.weight", width, width, residual);
-    b.projection_bias = vector(b.unit, name + ".projection.bias", width, 0);
-    b.norm2_weight = vector(b.unit, name + ".norm2.weight", width, 1);
-    b.norm2_bias = vector(b.unit, name + ".norm2.bias", width, 0);
-    b.up_weight = matrix(b.unit, name + ".up.weight", 4 * width, width, small);
-    b.up_bias = vector(b.unit, name + ".up.bias", 4 * width, 0);
-    b.down_weight = matrix(b.unit, name + ".down.weight", width, 4 * width, residual);
-    b.down_bias = vector(b.unit, name + ".down.bias", width, 0);
-    gpt.blocks.push_back(b);
+    const UnitId unit = spec.AddUnit(name);
+    gpt.blocks.push_back({.unit = unit,  // parameters are added in this order
+                          .norm1 = norm(unit, name + ".norm1"),
+                          .qkv = linear(unit, name + ".qkv", 3 * width, width, small),
+                          .projection = linear(unit, name + ".projection", width, width, residual),
+                          .norm2 = norm(unit, name + ".norm2"),
+                          .up = linear(unit, name + ".up", 4 * width, width, small),
+                          .down = linear(unit, name + ".down", width, 4 * width, residual)});
   }
 
   spec.forward.push_back({.unit = gpt.embedding, .output_bytes = options.boundary_bytes});

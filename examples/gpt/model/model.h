@@ -21,17 +21,20 @@ struct GptShape {
 // The error names the wrong field.
 absl::Status Validate(const GptShape& shape);
 
+struct WeightAndBias {
+  ParameterId weight{}, bias{};
+};
+
 struct BlockIds {
   UnitId unit{};
-  ParameterId norm1_weight{}, norm1_bias{}, qkv_weight{}, qkv_bias{}, projection_weight{},
-      projection_bias{};
-  ParameterId norm2_weight{}, norm2_bias{}, up_weight{}, up_bias{}, down_weight{}, down_bias{};
+  WeightAndBias norm1, qkv, projection, norm2, up, down;
 };
 
 struct Gpt {
   GptShape shape;
   UnitId embedding{};  // visited first, and last as the head
-  ParameterId tokens{}, positions{}, norm_weight{}, norm_bias{};
+  ParameterId tokens{}, positions{};
+  WeightAndBias norm;
   std::vector<BlockIds> blocks;
 };
 

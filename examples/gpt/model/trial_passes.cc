@@ -7,7 +7,6 @@
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "model/arena.h"
 #include "status_macros.h"
 
 namespace ebb::gpt {

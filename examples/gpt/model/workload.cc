@@ -4,7 +4,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "data/batches.h"
-#include "model/arena.h"
 
 namespace ebb::gpt {
 namespace {

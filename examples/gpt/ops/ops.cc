@@ -1,8 +1,7 @@
 #include "ops/ops.h"
 
 #include "ebb/runtime/device/thread_team.h"
-#include "ops/cpu/cpu_ops.h"
-#include "ops/cuda/cuda_ops.h"
+#include "ops/backends.h"
 
 namespace ebb::gpt {
 

@@ -125,7 +125,7 @@ struct GraphUse {
   std::string given_up;  // why no more graphs are captured; empty: they are captured
 };
 
-// How a new product is computed if there are several ways: see ops/cuda/product_ways.h. Different
+// How a new product is computed if there are several ways: see ops/cuda/product.h. Different
 // ways may have different bits.
 struct ProductChoice {
   // Times each way, with the operands of the call. The call's results are then not usable.

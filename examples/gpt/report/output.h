@@ -1,4 +1,4 @@
-// What a run writes: standard output, and files. Waiting for a pipe's reader is logged.
+// Standard output, and the files that a run writes. Waiting for a pipe's reader is logged.
 #pragma once
 
 #include <cstdint>

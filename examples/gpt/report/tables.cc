@@ -10,7 +10,7 @@
 #include "absl/strings/str_format.h"
 #include "command_line/configuration.h"
 #include "model/workload.h"
-#include "ops/cuda/cuda_ops.h"
+#include "ops/backends.h"
 #include "status_macros.h"
 
 namespace ebb::gpt {

@@ -85,11 +85,3 @@ cudaError_t LoadKernels() {
 }
 
 }  // namespace ebb::kernel
-
-#include "ops/cuda/attention_backward.cu"
-#include "ops/cuda/attention_forward.cu"
-#include "ops/cuda/cross_entropy.cu"
-#include "ops/cuda/element_wise.cu"
-#include "ops/cuda/embedding.cu"
-#include "ops/cuda/layer_norm.cu"
-#include "ops/cuda/product_kernels.cu"

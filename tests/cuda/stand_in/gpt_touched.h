@@ -8,18 +8,13 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "ops/cuda/attention_forward.h"
-#include "ops/cuda/attention_key_gradients.h"
-#include "ops/cuda/attention_plain.h"
-#include "ops/cuda/attention_plain_backward.h"
-#include "ops/cuda/attention_query_gradients.h"
-#include "ops/cuda/column_sums_kernels.h"
-#include "ops/cuda/cross_entropy_kernels.h"
-#include "ops/cuda/element_wise_kernels.h"
-#include "ops/cuda/embedding_kernels.h"
-#include "ops/cuda/norm_backward_kernels.h"
-#include "ops/cuda/norm_kernels.h"
-#include "ops/cuda/product_kernels.h"
+#include "ops/cuda/attention_backward.cu"
+#include "ops/cuda/attention_forward.cu"
+#include "ops/cuda/cross_entropy.cu"
+#include "ops/cuda/element_wise.cu"
+#include "ops/cuda/embedding.cu"
+#include "ops/cuda/layer_norm.cu"
+#include "ops/cuda/product_kernels.cu"
 #include "order.h"
 
 namespace ebb::gpt::cuda {

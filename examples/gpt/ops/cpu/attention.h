@@ -12,8 +12,8 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
-#include "ops/cpu/gemm.h"
 #include "ops/cpu/kernels.h"
+#include "ops/cpu/matmul.h"
 #include "ops/ops.h"
 
 namespace ebb::gpt::cpu {

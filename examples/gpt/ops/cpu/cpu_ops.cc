@@ -1,5 +1,3 @@
-#include "ops/cpu/cpu_ops.h"
-
 #include <algorithm>
 #include <cassert>
 #include <mutex>
@@ -7,8 +5,8 @@
 #include <vector>
 
 #include "ebb/runtime/device/thread_team.h"
+#include "ops/backends.h"
 #include "ops/cpu/attention.h"
-#include "ops/cpu/gemm.h"
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/matmul.h"
 #include "status_macros.h"

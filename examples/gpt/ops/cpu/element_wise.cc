@@ -1,6 +1,3 @@
-#include <type_traits>
-
-#include "cpu_targets.h"
 #include "ops/cpu/kernels.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -86,22 +83,19 @@ void ColumnSumsOf(const T* matrix, int64_t rows, int64_t columns, G* sums, float
 }
 
 void GeluRange(DType dtype, const void* input, void* output, int64_t begin, int64_t end) {
-  WithType(dtype, [&](auto* type) {
-    using T = std::remove_pointer_t<decltype(type)>;
+  WithType(dtype, [&]<class T>(T*) {
     GeluOf(static_cast<const T*>(input) + begin, static_cast<T*>(output) + begin, end - begin);
   });
 }
 void GeluBackwardRange(DType dtype, const void* input, void* output, void* gradient, int64_t begin,
                        int64_t end) {
-  WithType(dtype, [&](auto* type) {
-    using T = std::remove_pointer_t<decltype(type)>;
+  WithType(dtype, [&]<class T>(T*) {
     GeluBackwardOf(static_cast<const T*>(input) + begin, static_cast<T*>(output) + begin,
                    static_cast<T*>(gradient) + begin, end - begin);
   });
 }
 void AddRange(DType dtype, const void* a, const void* b, void* sum, int64_t begin, int64_t end) {
-  WithType(dtype, [&](auto* type) {
-    using T = std::remove_pointer_t<decltype(type)>;
+  WithType(dtype, [&]<class T>(T*) {
     const T *x = static_cast<const T*>(a) + begin, *y = static_cast<const T*>(b) + begin;
     T* z = static_cast<T*>(sum) + begin;
     ForEach(end - begin, [&](auto d, int64_t i) HWY_ATTR {
@@ -111,10 +105,8 @@ void AddRange(DType dtype, const void* a, const void* b, void* sum, int64_t begi
 }
 void ColumnSumsRange(DType dtype, const void* matrix, int64_t rows, int64_t columns,
                      const Target& sums, int64_t begin, int64_t end) {
-  WithType(dtype, [&](auto* type) {
-    using T = std::remove_pointer_t<decltype(type)>;
-    WithType(sums.dtype, [&](auto* sum_type) {
-      using G = std::remove_pointer_t<decltype(sum_type)>;
+  WithType(dtype, [&]<class T>(T*) {
+    WithType(sums.dtype, [&]<class G>(G*) {
       ColumnSumsOf(static_cast<const T*>(matrix), rows, columns, static_cast<G*>(sums.data),
                    sums.beta, begin, end);
     });
@@ -122,8 +114,7 @@ void ColumnSumsRange(DType dtype, const void* matrix, int64_t rows, int64_t colu
 }
 
 void Widen(DType dtype, Block source, int64_t rows, int64_t columns, float* destination) {
-  WithType(dtype, [&](auto* type) {
-    using T = std::remove_pointer_t<decltype(type)>;
+  WithType(dtype, [&]<class T>(T*) {
     for (int64_t r = 0; r < rows; ++r) {
       const T* from = static_cast<const T*>(source.data) + r * source.stride;
       float* to = destination + r * columns;
@@ -151,11 +142,8 @@ void StoreOf(const StoreArrays& a, int64_t rows, int64_t columns) {
 }
 
 void Store(const StoreArrays& arrays, int64_t rows, int64_t columns) {
-  WithType(arrays.target.dtype, [&](auto* type) {
-    using G = std::remove_pointer_t<decltype(type)>;
-    WithType(arrays.bias_dtype, [&](auto* bias_type) {
-      StoreOf<G, std::remove_pointer_t<decltype(bias_type)>>(arrays, rows, columns);
-    });
+  WithType(arrays.target.dtype, [&]<class G>(G*) {
+    WithType(arrays.bias_dtype, [&]<class B>(B*) { StoreOf<G, B>(arrays, rows, columns); });
   });
 }
 
@@ -164,31 +152,22 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace ebb::gpt::cpu {
-HWY_EXPORT(GeluRange);
-HWY_EXPORT(GeluBackwardRange);
-HWY_EXPORT(AddRange);
-HWY_EXPORT(ColumnSumsRange);
-HWY_EXPORT(Widen);
-HWY_EXPORT(Store);
-void GeluRange(DType dtype, const void* input, void* output, int64_t begin, int64_t end) {
-  HWY_DYNAMIC_DISPATCH(GeluRange)(dtype, input, output, begin, end);
-}
-void GeluBackwardRange(DType dtype, const void* input, void* output, void* gradient, int64_t begin,
-                       int64_t end) {
-  HWY_DYNAMIC_DISPATCH(GeluBackwardRange)(dtype, input, output, gradient, begin, end);
-}
-void AddRange(DType dtype, const void* a, const void* b, void* sum, int64_t begin, int64_t end) {
-  HWY_DYNAMIC_DISPATCH(AddRange)(dtype, a, b, sum, begin, end);
-}
-void ColumnSumsRange(DType dtype, const void* matrix, int64_t rows, int64_t columns,
-                     const Target& sums, int64_t begin, int64_t end) {
-  HWY_DYNAMIC_DISPATCH(ColumnSumsRange)(dtype, matrix, rows, columns, sums, begin, end);
-}
-void Widen(DType dtype, Block source, int64_t rows, int64_t columns, float* destination) {
-  HWY_DYNAMIC_DISPATCH(Widen)(dtype, source, rows, columns, destination);
-}
-void Store(const StoreArrays& arrays, int64_t rows, int64_t columns) {
-  HWY_DYNAMIC_DISPATCH(Store)(arrays, rows, columns);
-}
+GPT_DISPATCH(GeluRange, (DType dtype, const void* input, void* output, int64_t begin, int64_t end),
+             dtype, input, output, begin, end)
+GPT_DISPATCH(GeluBackwardRange,
+             (DType dtype, const void* input, void* output, void* gradient, int64_t begin,
+              int64_t end),
+             dtype, input, output, gradient, begin, end)
+GPT_DISPATCH(AddRange,
+             (DType dtype, const void* a, const void* b, void* sum, int64_t begin, int64_t end),
+             dtype, a, b, sum, begin, end)
+GPT_DISPATCH(ColumnSumsRange,
+             (DType dtype, const void* matrix, int64_t rows, int64_t columns, const Target& sums,
+              int64_t begin, int64_t end),
+             dtype, matrix, rows, columns, sums, begin, end)
+GPT_DISPATCH(Widen, (DType dtype, Block source, int64_t rows, int64_t columns, float* to), dtype,
+             source, rows, columns, to)
+GPT_DISPATCH(Store, (const StoreArrays& arrays, int64_t rows, int64_t columns), arrays, rows,
+             columns)
 }  // namespace ebb::gpt::cpu
 #endif

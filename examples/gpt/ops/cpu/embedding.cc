@@ -1,9 +1,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/cpu/embedding.cc"
-#include <type_traits>
 
-#include "cpu_targets.h"
-#include "hwy/foreach_target.h"  // after cpu_targets.h, before highway.h
+#include "hwy/foreach_target.h"  // before highway.h
 #include "hwy/highway.h"
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/vector-inl.h"
@@ -12,8 +10,7 @@ HWY_BEFORE_NAMESPACE();
 namespace ebb::gpt::cpu::HWY_NAMESPACE {
 
 void EmbedRows(DType dtype, const EmbedArrays& a, int64_t begin, int64_t end) {
-  WithType(dtype, [&](auto* type) {
-    using T = std::remove_pointer_t<decltype(type)>;
+  WithType(dtype, [&]<class T>(T*) {
     for (int64_t r = begin; r < end; ++r) {
       const T* token = static_cast<const T*>(a.token_table) + a.ids[r] * a.width;
       const T* position = static_cast<const T*>(a.position_table) + (r % a.tokens) * a.width;
@@ -41,11 +38,8 @@ void ScatterRowsOf(const ScatterArrays& a, int64_t begin, int64_t end) {
 }
 
 void ScatterRows(DType dtype, const ScatterArrays& arrays, int64_t begin, int64_t end) {
-  WithType(dtype, [&](auto* type) {
-    using T = std::remove_pointer_t<decltype(type)>;
-    WithType(arrays.target.dtype, [&](auto* gradient_type) {
-      ScatterRowsOf<T, std::remove_pointer_t<decltype(gradient_type)>>(arrays, begin, end);
-    });
+  WithType(dtype, [&]<class T>(T*) {
+    WithType(arrays.target.dtype, [&]<class G>(G*) { ScatterRowsOf<T, G>(arrays, begin, end); });
   });
 }
 
@@ -54,13 +48,9 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace ebb::gpt::cpu {
-HWY_EXPORT(EmbedRows);
-HWY_EXPORT(ScatterRows);
-void EmbedRows(DType dtype, const EmbedArrays& arrays, int64_t begin, int64_t end) {
-  HWY_DYNAMIC_DISPATCH(EmbedRows)(dtype, arrays, begin, end);
-}
-void ScatterRows(DType dtype, const ScatterArrays& arrays, int64_t begin, int64_t end) {
-  HWY_DYNAMIC_DISPATCH(ScatterRows)(dtype, arrays, begin, end);
-}
+GPT_DISPATCH(EmbedRows, (DType dtype, const EmbedArrays& arrays, int64_t begin, int64_t end), dtype,
+             arrays, begin, end)
+GPT_DISPATCH(ScatterRows, (DType dtype, const ScatterArrays& arrays, int64_t begin, int64_t end),
+             dtype, arrays, begin, end)
 }  // namespace ebb::gpt::cpu
 #endif

@@ -3,8 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "cpu_targets.h"
-#include "hwy/foreach_target.h"  // after cpu_targets.h, before highway.h
+#include "hwy/foreach_target.h"  // before highway.h
 #include "hwy/highway.h"
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/vector-inl.h"
@@ -93,33 +92,25 @@ void NormBackwardColumnsOf(const NormBackwardArrays& a, int64_t begin, int64_t e
       weight = hn::MulAdd(g, hn::Mul(centred, hn::Set(d, a.reciprocal_deviation[r])), weight);
       bias = hn::Add(bias, g);
     }
-    WithType(a.weight_gradient.dtype, [&](auto* type) HWY_ATTR {
-      using G = std::remove_pointer_t<decltype(type)>;
+    WithType(a.weight_gradient.dtype, [&]<class G>(G*) HWY_ATTR {
       StoreTo(d, weight, static_cast<G*>(a.weight_gradient.data) + begin + i,
               a.weight_gradient.beta);
     });
-    WithType(a.bias_gradient.dtype, [&](auto* type) HWY_ATTR {
-      using G = std::remove_pointer_t<decltype(type)>;
+    WithType(a.bias_gradient.dtype, [&]<class G>(G*) HWY_ATTR {
       StoreTo(d, bias, static_cast<G*>(a.bias_gradient.data) + begin + i, a.bias_gradient.beta);
     });
   });
 }
 
 void NormRows(DType dtype, const NormArrays& arrays, int64_t begin, int64_t end) {
-  WithType(dtype, [&](auto* type) {
-    NormRowsOf<std::remove_pointer_t<decltype(type)>>(arrays, begin, end);
-  });
+  WithType(dtype, [&]<class T>(T*) { NormRowsOf<T>(arrays, begin, end); });
 }
 void NormBackwardRows(DType dtype, const NormBackwardArrays& arrays, int64_t begin, int64_t end) {
-  WithType(dtype, [&](auto* type) {
-    NormBackwardRowsOf<std::remove_pointer_t<decltype(type)>>(arrays, begin, end);
-  });
+  WithType(dtype, [&]<class T>(T*) { NormBackwardRowsOf<T>(arrays, begin, end); });
 }
 void NormBackwardColumns(DType dtype, const NormBackwardArrays& arrays, int64_t begin,
                          int64_t end) {
-  WithType(dtype, [&](auto* type) {
-    NormBackwardColumnsOf<std::remove_pointer_t<decltype(type)>>(arrays, begin, end);
-  });
+  WithType(dtype, [&]<class T>(T*) { NormBackwardColumnsOf<T>(arrays, begin, end); });
 }
 
 }  // namespace ebb::gpt::cpu::HWY_NAMESPACE
@@ -127,18 +118,13 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace ebb::gpt::cpu {
-HWY_EXPORT(NormRows);
-HWY_EXPORT(NormBackwardRows);
-HWY_EXPORT(NormBackwardColumns);
-void NormRows(DType dtype, const NormArrays& arrays, int64_t begin, int64_t end) {
-  HWY_DYNAMIC_DISPATCH(NormRows)(dtype, arrays, begin, end);
-}
-void NormBackwardRows(DType dtype, const NormBackwardArrays& arrays, int64_t begin, int64_t end) {
-  HWY_DYNAMIC_DISPATCH(NormBackwardRows)(dtype, arrays, begin, end);
-}
-void NormBackwardColumns(DType dtype, const NormBackwardArrays& arrays, int64_t begin,
-                         int64_t end) {
-  HWY_DYNAMIC_DISPATCH(NormBackwardColumns)(dtype, arrays, begin, end);
-}
+GPT_DISPATCH(NormRows, (DType dtype, const NormArrays& arrays, int64_t begin, int64_t end), dtype,
+             arrays, begin, end)
+GPT_DISPATCH(NormBackwardRows,
+             (DType dtype, const NormBackwardArrays& arrays, int64_t begin, int64_t end), dtype,
+             arrays, begin, end)
+GPT_DISPATCH(NormBackwardColumns,
+             (DType dtype, const NormBackwardArrays& arrays, int64_t begin, int64_t end), dtype,
+             arrays, begin, end)
 }  // namespace ebb::gpt::cpu
 #endif

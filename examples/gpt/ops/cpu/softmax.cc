@@ -1,9 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <type_traits>
 
-#include "cpu_targets.h"
 #include "ops/cpu/kernels.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -109,15 +107,13 @@ void CrossEntropyRowsOf(const CrossEntropyArrays& a, int64_t begin, int64_t end)
 }
 
 void Softmax(DType dtype, const SoftmaxArrays& arrays) {
-  WithType(dtype, [&](auto* type) { SoftmaxOf<std::remove_pointer_t<decltype(type)>>(arrays); });
+  WithType(dtype, [&]<class T>(T*) { SoftmaxOf<T>(arrays); });
 }
 void SoftmaxBackward(DType dtype, const SoftmaxBackwardArrays& arrays) {
-  WithType(dtype,
-           [&](auto* type) { SoftmaxBackwardOf<std::remove_pointer_t<decltype(type)>>(arrays); });
+  WithType(dtype, [&]<class T>(T*) { SoftmaxBackwardOf<T>(arrays); });
 }
 void RowDots(DType dtype, Block a, Block b, int64_t rows, int64_t columns, float* dots) {
-  WithType(dtype, [&](auto* type) {
-    using T = std::remove_pointer_t<decltype(type)>;
+  WithType(dtype, [&]<class T>(T*) {
     for (int64_t r = 0; r < rows; ++r) {
       const T *x = static_cast<const T*>(a.data) + r * a.stride,
               *y = static_cast<const T*>(b.data) + r * b.stride;
@@ -127,9 +123,7 @@ void RowDots(DType dtype, Block a, Block b, int64_t rows, int64_t columns, float
   });
 }
 void CrossEntropyRows(DType dtype, const CrossEntropyArrays& arrays, int64_t begin, int64_t end) {
-  WithType(dtype, [&](auto* type) {
-    CrossEntropyRowsOf<std::remove_pointer_t<decltype(type)>>(arrays, begin, end);
-  });
+  WithType(dtype, [&]<class T>(T*) { CrossEntropyRowsOf<T>(arrays, begin, end); });
 }
 
 }  // namespace ebb::gpt::cpu::HWY_NAMESPACE
@@ -137,21 +131,12 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace ebb::gpt::cpu {
-HWY_EXPORT(Softmax);
-HWY_EXPORT(SoftmaxBackward);
-HWY_EXPORT(RowDots);
-HWY_EXPORT(CrossEntropyRows);
-void Softmax(DType dtype, const SoftmaxArrays& arrays) {
-  HWY_DYNAMIC_DISPATCH(Softmax)(dtype, arrays);
-}
-void SoftmaxBackward(DType dtype, const SoftmaxBackwardArrays& arrays) {
-  HWY_DYNAMIC_DISPATCH(SoftmaxBackward)(dtype, arrays);
-}
-void RowDots(DType dtype, Block a, Block b, int64_t rows, int64_t columns, float* dots) {
-  HWY_DYNAMIC_DISPATCH(RowDots)(dtype, a, b, rows, columns, dots);
-}
-void CrossEntropyRows(DType dtype, const CrossEntropyArrays& arrays, int64_t begin, int64_t end) {
-  HWY_DYNAMIC_DISPATCH(CrossEntropyRows)(dtype, arrays, begin, end);
-}
+GPT_DISPATCH(Softmax, (DType dtype, const SoftmaxArrays& arrays), dtype, arrays)
+GPT_DISPATCH(SoftmaxBackward, (DType dtype, const SoftmaxBackwardArrays& arrays), dtype, arrays)
+GPT_DISPATCH(RowDots, (DType dtype, Block a, Block b, int64_t rows, int64_t columns, float* dots),
+             dtype, a, b, rows, columns, dots)
+GPT_DISPATCH(CrossEntropyRows,
+             (DType dtype, const CrossEntropyArrays& arrays, int64_t begin, int64_t end), dtype,
+             arrays, begin, end)
 }  // namespace ebb::gpt::cpu
 #endif

@@ -12,6 +12,14 @@
 #include "ebb/runtime/base/dtype.h"
 #include "hwy/highway.h"
 
+// Defines the function `name`, which calls the one of the best target.
+#undef GPT_DISPATCH
+#define GPT_DISPATCH(name, parameters, ...)  \
+  HWY_EXPORT(name);                          \
+  void name parameters {                     \
+    HWY_DYNAMIC_DISPATCH(name)(__VA_ARGS__); \
+  }
+
 HWY_BEFORE_NAMESPACE();
 namespace ebb::gpt::cpu::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;

@@ -1,5 +1,5 @@
 // Replaces the ops on CUDA devices in a build without them.
-#include "ops/cuda/cuda_ops.h"
+#include "ops/backends.h"
 
 namespace ebb::gpt {
 

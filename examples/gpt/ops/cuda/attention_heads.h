@@ -6,8 +6,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "ebb/runtime/device/cuda/number_bits.h"
-#include "ops/cuda/exponential.h"
+#include "ops/cuda/numbers.h"
 
 namespace ebb::gpt::cuda {
 

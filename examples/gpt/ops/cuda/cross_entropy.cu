@@ -1,8 +1,151 @@
+// Cross-entropy, and the mean of its losses: kernels.h.
+#include <cmath>
+#include <cstdint>
+
 #include "ebb/runtime/device/cuda/kernel_launch.h"
-#include "ops/cuda/cross_entropy_kernels.h"
+#include "ebb/runtime/device/cuda/kernel_thread.h"
 #include "ops/cuda/kernels.h"
+#include "ops/cuda/numbers.h"
 
 namespace ebb::gpt::cuda {
+
+// A block has a row. Rows of a vocabulary such as 50,257 begin anywhere, so the head and the tail
+// of a row are taken one number at a time:
+//
+//   row      [ head | group | group | ... | group | tail ]
+template <class T>
+struct CrossEntropyKernel {
+  static constexpr int kThreads = 512, kWarps = kThreads / kernel::kWarp;
+  static constexpr int kWidth = kGroup<T>;
+  static constexpr int kMany = 4;  // groups of a thread with loads in flight together
+  static constexpr size_t kSharedBytes = (2 * kWarps + 1) * sizeof(float);
+  using Arrays = CrossEntropyArrays;
+
+  template <class Thread>
+  EBB_HOST_DEVICE static void Run(Thread& thread, const Arrays& a) {
+    const int64_t row = thread.block();
+    const T* const logits = static_cast<const T*>(a.logits) + row * a.vocabulary;
+    const int target = a.targets[row];
+    // The loss scale may be in host memory, so each block reads it once, during the first pass.
+    float* const scale = reinterpret_cast<float*>(thread.shared()) + 2 * kWarps;
+    if (thread.index() == 0)
+      *scale = a.gradient_scale * (a.loss_scale == nullptr ? 1.0f : *a.loss_scale);
+    float at_target[1];
+    // Read before the gradient may overwrite it: no thread writes until all have summed.
+    Unpack(Load<T, 1>(logits, target), at_target);
+
+    const int count = static_cast<int>(a.vocabulary);
+    Sum mine;
+    Each(thread, logits, count, [&](const auto& numbers, int) { mine.Add(numbers); });
+    const float log_sum_exp = LogSumExp(thread, mine);
+    if (thread.index() == 0) a.losses[row] = log_sum_exp - at_target[0];
+    if (a.gradient == nullptr) return;
+
+    auto* const gradient = static_cast<T*>(a.gradient) + row * a.vocabulary;
+    const float factor = *scale;
+    Each(thread, logits, count, [&](auto& numbers, int at) {
+      constexpr int kNumbers = sizeof(numbers) / sizeof(float);
+      EBB_UNROLL
+      for (int i = 0; i < kNumbers; ++i) numbers[i] = Exp(numbers[i] - log_sum_exp);
+      // One of the row's groups has the target.
+      if (const int of_group = target - at; 0 <= of_group && of_group < kNumbers) {
+        EBB_UNROLL
+        for (int i = 0; i < kNumbers; ++i) numbers[i] -= i == of_group ? 1.0f : 0.0f;
+      }
+      EBB_UNROLL
+      for (int i = 0; i < kNumbers; ++i) numbers[i] *= factor;
+      StoreAnywhere<T>(numbers, gradient, at);
+    });
+  }
+
+ private:
+  // The sum of exp(number - top) over the numbers so far. A NaN stays in the sum, whatever the top
+  // is.
+  struct Sum {
+    float top = -3.0e38f, sum = 0;
+
+    template <int kNumbers>
+    EBB_HOST_DEVICE void Add(const float (&numbers)[kNumbers]) {
+      float highest = top;
+      EBB_UNROLL
+      for (int i = 0; i < kNumbers; ++i) highest = numbers[i] > highest ? numbers[i] : highest;
+      Raise(highest);
+      EBB_UNROLL
+      for (int i = 0; i < kNumbers; ++i) sum += Exp(numbers[i] - top);
+    }
+    EBB_HOST_DEVICE void Raise(float highest) {
+      if (highest == top) return;
+      sum *= Exp(top - highest);
+      top = highest;
+    }
+  };
+
+  // The sum over the row, with the same bits in all its threads.
+  template <class Thread>
+  EBB_HOST_DEVICE static float LogSumExp(Thread& thread, Sum mine) {
+    auto* const tops = reinterpret_cast<float*>(thread.shared());
+    const float top_of_warp = kernel::WarpMax(thread, mine.top);
+    if (thread.lane() == 0) tops[thread.warp()] = top_of_warp;
+    thread.Sync();
+    float top = tops[0];
+    for (int w = 1; w < kWarps; ++w) top = tops[w] > top ? tops[w] : top;
+    mine.Raise(top);
+    float sums[1] = {mine.sum};
+    SumOverThreads<kThreads>(thread, sums, tops + kWarps);
+    return top + std::log(sums[0]);
+  }
+
+  // Calls body(numbers, index of the first) for the thread's groups and single numbers of a row.
+  template <class Thread, class Body>
+  EBB_HOST_DEVICE static void Each(const Thread& thread, const T* logits, int count,
+                                   const Body& body) {
+    const int before = static_cast<int>(reinterpret_cast<uintptr_t>(logits) % 16 / sizeof(T));
+    const int unaligned = (kWidth - before) % kWidth;
+    const int head = unaligned < count ? unaligned : count;
+    const int groups = (count - head) / kWidth;
+    for (int first = thread.index(); first < groups; first += kMany * kThreads) {
+      Group<T, kWidth> loaded[kMany];
+      EBB_UNROLL
+      for (int m = 0; m < kMany; ++m) {
+        const int group = first + m * kThreads;
+        if (group < groups) loaded[m] = Load<T, kWidth>(logits, head + group * kWidth);
+      }
+      EBB_UNROLL
+      for (int m = 0; m < kMany; ++m) {
+        const int group = first + m * kThreads;
+        if (group >= groups) break;
+        float numbers[kWidth];
+        Unpack(loaded[m], numbers);
+        body(numbers, head + group * kWidth);
+      }
+    }
+    const int single = thread.index();
+    if (single >= count - groups * kWidth) return;
+    const int at = single < head ? single : single + groups * kWidth;
+    float number[1];
+    Unpack(Load<T, 1>(logits, at), number);
+    body(number, at);
+  }
+};
+
+// One block. Its threads take the numbers in turn.
+struct MeanKernel {
+  static constexpr int kThreads = 1024;
+  static constexpr size_t kSharedBytes = kThreads / kernel::kWarp * sizeof(double);
+  struct Arrays {
+    const float* numbers;
+    int64_t count;
+    float* mean;
+  };
+
+  template <class Thread>
+  EBB_HOST_DEVICE static void Run(Thread& thread, const Arrays& a) {
+    double sums[1] = {};
+    for (int64_t i = thread.index(); i < a.count; i += kThreads) sums[0] += double{a.numbers[i]};
+    SumOverThreads<kThreads>(thread, sums, reinterpret_cast<double*>(thread.shared()));
+    if (thread.index() == 0) *a.mean = static_cast<float>(sums[0] / static_cast<double>(a.count));
+  }
+};
 
 cudaError_t LaunchCrossEntropy(cudaStream_t stream, DType dtype, const CrossEntropyArrays& arrays) {
   return WithType(dtype, [&](auto type) {

@@ -1,15 +1,19 @@
-#include "ops/cuda/cuda_ops.h"
+#include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <map>
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/device/cuda/captured_graph.h"
 #include "ebb/runtime/device/cuda/current_device.h"
 #include "ebb/runtime/device/cuda/error.h"
 #include "ebb/runtime/device/driver_memory.h"
-#include "ops/cuda/call_graphs.h"
+#include "ebb/runtime/trace/log.h"
+#include "ops/backends.h"
 #include "ops/cuda/kernels.h"
 #include "ops/cuda/matmul.h"
 #include "status_macros.h"
@@ -31,6 +35,77 @@ struct ScratchOf {
   int64_t all() const { return std::max({matmul, norm, attention, embedding}); }
 
   int64_t matmul, norm, attention, embedding;
+};
+
+// Launches repeated sequences of calls with the same arguments as CUDA graphs.
+//
+//   first time    launched one by one: cuBLASLt chooses its algorithms then, and loads its kernels
+//   second time   captured, and the graph launched
+//   from then on  the graph launched
+//
+// A key stands for all arguments of a sequence. A key is never evicted: the addresses come from an
+// engine's plan, so a step uses all keys in the same order, and an evicted key would be the next
+// one needed. If there is no place for a key, its calls are always launched one by one.
+//
+// If a sequence cannot be captured, this is logged once, and no other sequence is captured.
+class CallGraphs {
+ public:
+  // For sequences on `stream` of `device`, which outlives them. `most`: how many.
+  CallGraphs(const Device& device, cudaStream_t stream, int64_t most)
+      : device_(device), stream_(stream) {
+    use_.most = most;
+  }
+
+  // Call it with the device current. `launch` enqueues the sequence. It may be called twice: under
+  // capture and, if that fails, again. The Status is that of the launches.
+  absl::Status Run(std::span<const uint64_t> key, absl::FunctionRef<absl::Status()> launch) {
+    const auto found = graphs_.find(key);
+    if (found == graphs_.end()) {
+      if (static_cast<int64_t>(graphs_.size()) < use_.most)
+        graphs_.emplace(std::vector<uint64_t>(key.begin(), key.end()), std::nullopt);
+      return launch();
+    }
+    std::optional<CapturedGraph>& graph = found->second;
+    if (!graph) {
+      if (!use_.given_up.empty()) return launch();
+      const DriverMemory::Measured measured(device_);
+      absl::StatusOr<CapturedGraph> captured =
+          CapturedGraph::Capture(device_.ordinal(), stream_, launch);
+      if (!captured.ok()) {
+        GiveUp(captured.status());
+        return launch();  // an error that is not the capture's shows again
+      }
+      graph = *std::move(captured);
+      ++use_.kept;
+    }
+    const cudaError_t launched = graph->Launch(stream_);
+    if (launched != cudaSuccess) {
+      cudaGetLastError();  // handled here
+      return CudaStatus(launched, absl::StrCat("launching a graph on ", device_.description()));
+    }
+    ++use_.launches;
+    return absl::OkStatus();
+  }
+  const GraphUse& use() const { return use_; }
+
+ private:
+  struct Less {
+    using is_transparent = void;
+    bool operator()(std::span<const uint64_t> a, std::span<const uint64_t> b) const {
+      return std::ranges::lexicographical_compare(a, b);
+    }
+  };
+  void GiveUp(const absl::Status& why) {
+    use_.given_up = std::string(why.message());
+    LogWarning(absl::StrCat(
+        "no CUDA graphs on ", device_.description(),
+        ", so kernels are launched one by one, with the same results: ", use_.given_up));
+  }
+
+  const Device device_;
+  const cudaStream_t stream_;
+  std::map<std::vector<uint64_t>, std::optional<CapturedGraph>, Less> graphs_;
+  GraphUse use_;
 };
 
 class CudaOps final : public Ops {
@@ -122,7 +197,7 @@ class CudaOps final : public Ops {
   const DType compute_;
   std::byte* const scratch_;
   const std::unique_ptr<cuda::Matmul> matmul_;
-  std::optional<cuda::CallGraphs> graphs_;
+  std::optional<CallGraphs> graphs_;
   absl::Status status_;
 };
 

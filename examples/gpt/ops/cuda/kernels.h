@@ -29,6 +29,14 @@ cudaError_t LaunchAdd(cudaStream_t stream, DType dtype, const void* a, const voi
 int64_t ColumnSumsParts(int64_t rows);
 cudaError_t LaunchColumnSums(cudaStream_t stream, DType dtype, const void* matrix, int64_t rows,
                              int64_t columns, float* partials, const Target& sums);
+// The second of these passes, for one or two targets.
+struct PartsToAdd {
+  const float* partials;  // [parts, targets, columns]
+  int64_t parts, columns;
+  int targets_count;
+  Target targets[2];
+};
+cudaError_t LaunchAddParts(cudaStream_t stream, const PartsToAdd& arrays);
 cudaError_t LoadElementWiseKernels(DType dtype);
 
 // layer_norm.cu

@@ -14,7 +14,6 @@
 #include "ebb/runtime/trace/log.h"
 #include "ops/cuda/kernels.h"
 #include "ops/cuda/product.h"
-#include "ops/cuda/product_ways.h"
 #include "status_macros.h"
 
 namespace ebb::gpt::cuda {

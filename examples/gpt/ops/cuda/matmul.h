@@ -1,6 +1,6 @@
 // Matrix products by cuBLASLt (NVIDIA, "cuBLASLt API"). Work that goes with a product is fused into
 // it, or our kernels do it. The choice between the two, and the algorithm, is made once for each
-// shape, when it is first seen (product_ways.h). By default a GELU is fused if cuBLASLt offers it,
+// shape, when it is first seen (product.h). By default a GELU is fused if cuBLASLt offers it,
 // sums of a are not, and the heuristic's first answer is taken.
 //
 // A device that chooses the same ways gives the same bits in every run: one algorithm for each

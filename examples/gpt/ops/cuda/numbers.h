@@ -4,10 +4,13 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cmath>
 #include <cstdint>
 #include <initializer_list>
 
 #include "ebb/runtime/base/dtype.h"
+#include "ebb/runtime/device/cuda/kernel_thread.h"
+#include "ebb/runtime/device/cuda/number_bits.h"
 #include "ebb/runtime/device/cuda/numbers.h"
 #include "ops/ops.h"
 
@@ -91,6 +94,45 @@ bool RowsAreAligned(int64_t width, std::initializer_list<const void*> arrays) {
 
 inline int64_t Ceil(int64_t count, int64_t of) {
   return (count + of - 1) / of;
+}
+
+// Fast exponentials, for kernels that compute one for each number. They take one or two
+// instructions on the device. The library's function is exact to the last bit, and takes eight or
+// nine.
+inline constexpr float kLog2E = 1.44269504f;
+
+// 2^x, on the device within 2^-22 of it and without subnormals.
+EBB_HOST_DEVICE float Exp2(float x) {
+#if defined(__CUDA_ARCH__)
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#else
+  return std::exp2(x);
+#endif
+}
+// e^x.
+EBB_HOST_DEVICE float Exp(float x) {
+  return Exp2(x * kLog2E);
+}
+
+// Sums over the threads that share a row: a warp, or a whole block of kThreads. Each of the numbers is summed over its threads, in a fixed order; all of them get the same bits.
+// `shared`: memory of the block for kCount * kThreads / 32 numbers, which may be used again only
+// after all threads have left this function; unused for a warp.
+template <int kThreads, class Thread, class T, int kCount>
+EBB_HOST_DEVICE void SumOverThreads(Thread& thread, T (&numbers)[kCount], T* shared) {
+  constexpr int kWarps = kThreads / kernel::kWarp;
+  for (T& number : numbers) number = kernel::WarpSum(thread, number);
+  if constexpr (kWarps > 1) {
+    if (thread.lane() == 0) {
+      for (int i = 0; i < kCount; ++i) shared[i * kWarps + thread.warp()] = numbers[i];
+    }
+    thread.Sync();
+    for (int i = 0; i < kCount; ++i) {
+      numbers[i] = shared[i * kWarps];
+      for (int w = 1; w < kWarps; ++w) numbers[i] += shared[i * kWarps + w];
+    }
+  }
 }
 
 }  // namespace ebb::gpt::cuda

@@ -5,6 +5,7 @@
 // cuBLASLt's A is our b, and its rows are our columns.
 #pragma once
 
+#include <cublasLt.h>
 #include <cuda_runtime_api.h>
 
 #include <compare>
@@ -12,14 +13,75 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
+#include <string_view>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ebb/runtime/base/dtype.h"
-#include "ops/cuda/cublaslt.h"
+#include "ebb/runtime/device/opened_library.h"
 
 namespace ebb::gpt::cuda {
+
+// cuBLASLt's functions, opened when the first ops on a GPU are made
+// (runtime/device/opened_library.h), so that a program starts without a CUDA toolkit. Any version
+// with the major number of the build's headers works, because all functions used here have existed
+// since 12.0.
+struct CublasLt : LibraryFunctions {
+  using LibraryFunctions::LibraryFunctions;
+  decltype(&::cublasLtCreate) Create = Find("cublasLtCreate");
+  decltype(&::cublasLtDestroy) Destroy = Find("cublasLtDestroy");
+  decltype(&::cublasLtGetStatusString) GetStatusString = Find("cublasLtGetStatusString");
+  decltype(&::cublasLtMatmulDescCreate) MatmulDescCreate = Find("cublasLtMatmulDescCreate");
+  decltype(&::cublasLtMatmulDescDestroy) MatmulDescDestroy = Find("cublasLtMatmulDescDestroy");
+  decltype(&::cublasLtMatmulDescSetAttribute) MatmulDescSetAttribute =
+      Find("cublasLtMatmulDescSetAttribute");
+  decltype(&::cublasLtMatrixLayoutCreate) MatrixLayoutCreate = Find("cublasLtMatrixLayoutCreate");
+  decltype(&::cublasLtMatrixLayoutDestroy) MatrixLayoutDestroy =
+      Find("cublasLtMatrixLayoutDestroy");
+  decltype(&::cublasLtMatmulPreferenceCreate) MatmulPreferenceCreate =
+      Find("cublasLtMatmulPreferenceCreate");
+  decltype(&::cublasLtMatmulPreferenceDestroy) MatmulPreferenceDestroy =
+      Find("cublasLtMatmulPreferenceDestroy");
+  decltype(&::cublasLtMatmulPreferenceSetAttribute) MatmulPreferenceSetAttribute =
+      Find("cublasLtMatmulPreferenceSetAttribute");
+  decltype(&::cublasLtMatmulAlgoGetHeuristic) MatmulAlgoGetHeuristic =
+      Find("cublasLtMatmulAlgoGetHeuristic");
+  decltype(&::cublasLtMatmul) Matmul = Find("cublasLtMatmul");
+};
+
+// kUnavailable says what is missing, or which version does not work.
+absl::StatusOr<CublasLt> OpenCublasLt();
+// The result of the first call, for the whole life of the process.
+absl::StatusOr<const CublasLt*> LoadCublasLt();
+
+// OK for CUBLAS_STATUS_SUCCESS.
+absl::Status CublasStatus(const CublasLt& library, cublasStatus_t result, std::string_view what);
+
+// The ways to compute a product. Either the rest of the work is fused into cuBLASLt's kernel, or
+// our kernels do it after the product. Each way has one of the algorithms that cuBLASLt's heuristic
+// names. Only a measurement shows which is faster, because fusing restricts cuBLASLt to other
+// kernels, and the heuristic's first answer is not always the best.
+//
+// Each way has a letter. A, B, C and D are fused ways with the first, second, third and fourth
+// algorithm; a, b, c and d are the others.
+struct ProductWay {
+  static constexpr int kAnswersMax = 4;
+
+  bool fused = false;
+  int answer = 0;
+
+  char letter() const { return static_cast<char>((fused ? 'A' : 'a') + answer); }
+  static std::optional<ProductWay> Of(char letter) {
+    for (const char first : {'A', 'a'}) {
+      if (letter >= first && letter < first + kAnswersMax)
+        return ProductWay{.fused = first == 'A', .answer = letter - first};
+    }
+    return std::nullopt;
+  }
+  friend bool operator==(const ProductWay&, const ProductWay&) = default;
+};
 
 // Work that is fused into a product. kGelu: also with the bias if there is one.
 enum class Fused : uint8_t { kNothing, kBias, kGelu, kGeluBackward, kASums };
