@@ -19,9 +19,7 @@
 #include <vector>
 
 #include "gmock/gmock.h"
-#include "nlohmann/json.hpp"
 #include "program.h"
-#include "scratch_files.h"
 
 namespace ebb::gpt::launched_test {
 namespace {
@@ -60,10 +58,9 @@ std::string FreePort() {
 
 using Ranks = std::vector<std::unique_ptr<Program>>;
 
-std::unique_ptr<Program> StartRank(std::vector<std::string> arguments, Variables environment) {
-  return std::make_unique<Program>(
-      std::move(arguments),
-      Program::Options{.columns = 0, .environment = std::move(environment), .before = {}});
+std::unique_ptr<Program> StartRank(Words arguments, Variables environment) {
+  return std::make_unique<Program>(std::move(arguments),
+                                   Program::Options{.environment = std::move(environment)});
 }
 
 // The line that begins with "gpt: "; there is one.
@@ -76,8 +73,8 @@ std::string OneError(const std::string& printed) {
 }
 
 // The names in /dev/shm of the process `pid`; other tests run beside this one.
-std::vector<std::string> LeftInSharedMemory(int pid) {
-  std::vector<std::string> names;
+Words LeftInSharedMemory(int pid) {
+  Words names;
   for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) {
     const std::string name = entry.path().filename();
     if (name.starts_with("ebb-" + std::to_string(pid) + "-")) names.push_back(name);
@@ -85,12 +82,9 @@ std::vector<std::string> LeftInSharedMemory(int pid) {
   return names;
 }
 
-class LaunchedTest : public testing::Test {
+class LaunchedTest : public ProgramTest {
  protected:
-  std::vector<std::string> Arguments(std::vector<std::string> more) {
-    more.insert(more.begin(), {"--data", data_, "--sample", "0"});
-    return Tiny(std::move(more));
-  }
+  Words Arguments(const Words& more) const { return OnData(Joined({"--sample", "0"}, more)); }
   std::string Config(double timeout_seconds) {
     return files_.Write("config.json",
                         nlohmann::json{{"train_micro_batch_size_per_gpu", 1},
@@ -98,35 +92,27 @@ class LaunchedTest : public testing::Test {
                             .dump());
   }
   // Ranks as torchrun starts them, with the same arguments.
-  Ranks Start(int ranks, const std::vector<std::string>& arguments) {
+  Ranks Start(int ranks, const Words& arguments) {
     const std::string port = FreePort();
     Ranks started;
     for (int rank = 0; rank < ranks; ++rank)
       started.push_back(StartRank(arguments, Torchrun(rank, ranks, port)));
     return started;
   }
-  // Expects that all ranks exit with zero. Returns their output, by rank.
-  std::vector<std::string> Succeed(Ranks& ranks) {
-    std::vector<std::string> printed;
-    for (auto& rank : ranks) {
-      rank->ExitsWith(0);
-      printed.push_back(rank->printed());
-    }
-    return printed;
+  // Two ranks, each with its own arguments.
+  Ranks StartTwo(const Words& first, const Words& second) {
+    const std::string port = FreePort();
+    Ranks started;
+    started.push_back(StartRank(first, Torchrun(0, 2, port)));
+    started.push_back(StartRank(second, Torchrun(1, 2, port)));
+    return started;
   }
-  std::string Digest(const std::string& summary) {
-    return nlohmann::json::parse(files_.Read(summary))["parameter_digest"];
+  std::string DigestOfThreads(int ranks, const Words& more = {}) {
+    Program(Arguments(Joined(
+                {"--ranks", std::to_string(ranks), "--steps", "4", "--summary", summary_}, more)))
+        .ExitsWith(0);
+    return Digest();
   }
-  std::string DigestOfThreads(int ranks, const std::vector<std::string>& more = {}) {
-    std::vector<std::string> arguments = {"--ranks",   std::to_string(ranks),      "--steps", "4",
-                                          "--summary", files_.Path("threads.json")};
-    arguments.insert(arguments.end(), more.begin(), more.end());
-    Program(Arguments(arguments)).ExitsWith(0);
-    return Digest("threads.json");
-  }
-
-  ScratchFiles files_;
-  const std::string data_ = files_.Write("text", std::string(400, 'a') + std::string(400, 'b'));
 };
 
 TEST_F(LaunchedTest, ProcessesHaveTheBitsOfThreadsAndRankZeroPrints) {
@@ -134,17 +120,16 @@ TEST_F(LaunchedTest, ProcessesHaveTheBitsOfThreadsAndRankZeroPrints) {
   for (const bool slurm : {false, true}) {
     Ranks ranks;
     for (int rank = 0; rank < 3; ++rank) {
-      ranks.push_back(
-          StartRank(Arguments({"--steps", "4", "--summary", files_.Path("processes.json"),
-                               "--trace", files_.Path("trace.json")}),
-                    slurm ? Srun(rank, 3) : Torchrun(rank, 3, port)));
+      ranks.push_back(StartRank(
+          Arguments({"--steps", "4", "--summary", summary_, "--trace", files_.Path("trace.json")}),
+          slurm ? Srun(rank, 3) : Torchrun(rank, 3, port)));
     }
-    const std::vector<std::string> printed = Succeed(ranks);
-    EXPECT_THAT(printed[0], AllOf(HasSubstr("3 ranks"), HasSubstr(slurm ? "srun" : "torchrun"),
-                                  HasSubstr("step 4/4")));
-    EXPECT_THAT(printed[1], IsEmpty());
-    EXPECT_THAT(printed[2], IsEmpty());
-    EXPECT_EQ(Digest("processes.json"), DigestOfThreads(3));
+    EXPECT_THAT(
+        ranks[0]->ExitsWith(0),
+        AllOf(HasSubstr("3 ranks"), HasSubstr(slurm ? "srun" : "torchrun"), HasSubstr("step 4/4")));
+    for (const int rank : {1, 2}) EXPECT_THAT(ranks[rank]->ExitsWith(0), IsEmpty());
+    const std::string digest = Digest();
+    EXPECT_EQ(digest, DigestOfThreads(3));
     EXPECT_THAT(LeftInSharedMemory(ranks[0]->pid()), IsEmpty());
     const auto trace = nlohmann::json::parse(files_.Read("trace.json"));
     std::set<int> seen;
@@ -156,17 +141,12 @@ TEST_F(LaunchedTest, ProcessesHaveTheBitsOfThreadsAndRankZeroPrints) {
 // The device's memory is shared between them, host pools are not.
 TEST_F(LaunchedTest, ProcessesWithStateOnDiskHaveTheBitsOfThreads) {
   const std::string disk = files_.Folder("disk");
-  const std::vector<std::string> on_device = {"--stage", "3",   "--dtype",  "bf16",
-                                              "--width", "128", "--layers", "2"};
-  std::vector<std::string> offloads = on_device;
-  for (const char* more : {"--offload-param", "nvme", "--offload-optimizer", "nvme",
-                           "--split-master", "--nvme-path", disk.c_str()})
-    offloads.emplace_back(more);
-  std::vector<std::string> arguments = {"--steps", "4", "--summary", files_.Path("processes.json")};
-  arguments.insert(arguments.end(), offloads.begin(), offloads.end());
-  Ranks ranks = Start(2, Arguments(arguments));
-  Succeed(ranks);
-  const std::string digest = Digest("processes.json");
+  const Words on_device = {"--stage", "3", "--dtype", "bf16", "--width", "128", "--layers", "2"};
+  const Words offloads = Joined(on_device, {"--offload-param", "nvme", "--offload-optimizer",
+                                            "nvme", "--split-master", "--nvme-path", disk});
+  Ranks ranks = Start(2, Arguments(Joined({"--steps", "4", "--summary", summary_}, offloads)));
+  for (auto& rank : ranks) rank->ExitsWith(0);
+  const std::string digest = Digest();
   EXPECT_EQ(digest, DigestOfThreads(2, offloads));
   EXPECT_EQ(digest, DigestOfThreads(2, on_device));
   EXPECT_TRUE(std::filesystem::is_empty(disk));
@@ -175,9 +155,10 @@ TEST_F(LaunchedTest, ProcessesWithStateOnDiskHaveTheBitsOfThreads) {
 
 TEST_F(LaunchedTest, UnderMpirunItsProcessesAreTheRanks) {
   if (!HasMpirun()) GTEST_SKIP() << "mpirun is not here";
-  Program program(Arguments({"--steps", "4", "--summary", files_.Path("mpi.json")}), Mpirun(3));
+  Program program(Arguments({"--steps", "4", "--summary", summary_}), Mpirun(3));
   EXPECT_THAT(program.ExitsWith(0), AllOf(HasSubstr("3 ranks"), HasSubstr("mpirun")));
-  EXPECT_EQ(Digest("mpi.json"), DigestOfThreads(3));
+  const std::string digest = Digest();
+  EXPECT_EQ(digest, DigestOfThreads(3));
 }
 
 TEST_F(LaunchedTest, LaunchersMustAgree) {
@@ -225,11 +206,10 @@ TEST_F(LaunchedTest, RanksThatDisagreeOnTheWorldsSizeAllSaySo) {
 }
 
 TEST_F(LaunchedTest, AnErrorOfOneRankReachesTheOthers) {
-  const std::string port = FreePort();
-  auto first = StartRank(Arguments({}), Torchrun(0, 2, port));
-  auto second = StartRank(Tiny({"--data", files_.Path("absent")}), Torchrun(1, 2, port));
-  EXPECT_THAT(second->ExitsWith(2), HasSubstr(files_.Path("absent")));
-  EXPECT_THAT(first->ExitsWith(2), AllOf(HasSubstr("rank 1"), HasSubstr(files_.Path("absent"))));
+  const std::string absent = files_.Path("absent");
+  Ranks ranks = StartTwo(Arguments({}), Tiny({"--data", absent}));
+  EXPECT_THAT(ranks[1]->ExitsWith(2), HasSubstr(absent));
+  EXPECT_THAT(ranks[0]->ExitsWith(2), AllOf(HasSubstr("rank 1"), HasSubstr(absent)));
 }
 
 // Each rank has its own command line and each host its own files, so one rank may be refused before
@@ -245,12 +225,8 @@ TEST_F(LaunchedTest, ARefusalOfOneRankBeforeTheMeetingReachesTheOthers) {
                                       {"--losses", files_.Path("absent/l.csv")}}) {
     for (const int refused : {0, 1}) {
       if (refused == 1 && option == std::string("--losses")) continue;  // rank 0 alone writes it
-      const std::string port = FreePort();
-      Ranks ranks;
-      for (int rank = 0; rank < 2; ++rank) {
-        const auto arguments = rank == refused ? Arguments({option, value}) : Arguments({});
-        ranks.push_back(StartRank(arguments, Torchrun(rank, 2, port)));
-      }
+      const Words asks = Arguments({option, value}), plain = Arguments({});
+      Ranks ranks = refused == 0 ? StartTwo(asks, plain) : StartTwo(plain, asks);
       for (auto& rank : ranks) {
         EXPECT_THAT(rank->ExitsWith(2),
                     AllOf(HasSubstr("rank " + std::to_string(refused)), HasSubstr(value)));
@@ -270,8 +246,7 @@ TEST_F(LaunchedTest, ARefusalOfOneRanksEngineIsReportedByAllUnderItsName) {
     if (rank == 1) std::ofstream(folder + "/disk") << "a file";
     ranks.push_back(std::make_unique<Program>(
         Arguments({"--offload-optimizer", "nvme", "--nvme-path", "disk"}),
-        Program::Options{.columns = 0,
-                         .environment = Torchrun(rank, 3, port),
+        Program::Options{.environment = Torchrun(rank, 3, port),
                          .before = {"sh", "-c", "cd '" + folder + "' && exec \"$0\" \"$@\""}}));
   }
   for (auto& rank : ranks) {
@@ -301,20 +276,20 @@ TEST_F(LaunchedTest, ARefusalOfAllRanksNamesOneRank) {
 }
 
 TEST_F(LaunchedTest, ASignalToOneRankEndsAllAfterTheSameStep) {
-  Ranks ranks = Start(2, Arguments({"--steps", "100000000", "--summary", files_.Path("s.json")}));
+  Ranks ranks = Start(2, Arguments({"--steps", "100000000", "--summary", summary_}));
   ASSERT_TRUE(ranks[0]->WaitFor("step 1/"));
   ranks[1]->Signal(SIGINT);
   for (auto& rank : ranks) rank->ExitsWith(130);
-  EXPECT_GE(nlohmann::json::parse(files_.Read("s.json"))["steps"], 1);
+  EXPECT_GE(Summary()["steps"], 1);
 }
 
 // Ranks wait for each other for minutes if one does not come.
 TEST_F(LaunchedTest, ASignalWhileRanksMeetEndsTheRankWithALine) {
   struct Case {
-    std::vector<std::string> arguments;
+    Words arguments;
     int signal, code;
   };
-  const std::vector<std::string> saves = {"--save", files_.Path("run")};
+  const Words saves = {"--save", files_.Path("run")};
   for (const Case& c : {Case{{}, SIGTERM, 130}, Case{{}, SIGHUP, 130}, Case{saves, SIGTERM, 75},
                         Case{saves, SIGUSR1, 75}, Case{{"--steps", "many"}, SIGINT, 2}}) {
     const Listener place;
@@ -343,8 +318,8 @@ TEST_F(LaunchedTest, ATimelineThatCannotBeWrittenIsWarnedOfOnce) {
 // Neither rank can end by itself, because the second one stands still.
 TEST_F(LaunchedTest, OfLaterSignalsOnlyCtrlCInATerminalEndsAProgramAtOnce) {
   const std::string port = FreePort();
-  const std::vector<std::string> arguments = Arguments({"--steps", "100000000"});
-  Program first(arguments, {.columns = 80, .environment = Torchrun(0, 2, port), .before = {}});
+  const Words arguments = Arguments({"--steps", "100000000"});
+  Program first(arguments, {.columns = 80, .environment = Torchrun(0, 2, port)});
   const auto second = StartRank(arguments, Torchrun(1, 2, port));
   ASSERT_TRUE(first.WaitFor("step 1/")) << first.printed();
   second->Signal(SIGSTOP);
@@ -361,7 +336,7 @@ TEST_F(LaunchedTest, OfLaterSignalsOnlyCtrlCInATerminalEndsAProgramAtOnce) {
 
 TEST_F(LaunchedTest, TheOthersLearnThatRankZeroCannotWriteItsOutput) {
   const std::string port = FreePort();
-  const std::vector<std::string> arguments = Arguments({"--steps", "100000000"});
+  const Words arguments = Arguments({"--steps", "100000000"});
   Program::Options full = InShell("exec > /dev/full");
   full.environment = Torchrun(0, 2, port);
   Program first(arguments, full);
@@ -420,51 +395,44 @@ TEST_F(LaunchedTest, AnErrorOfOneRanksStepIsReportedByAllInTheSameWords) {
 
 TEST_F(LaunchedTest, ARankThatStallsIsWaitedForOnlySoLong) {
   struct Case {
-    std::vector<std::string> arguments;
+    Words arguments;
     std::string begun;
   };
   for (const Case& c :
        {Case{{"--steps", "100000000"}, "step 1/"},
         Case{{"--steps", "100000000", "--evaluate-every", "1"}, "held-out loss after 1 "},
         Case{{"--steps", "1", "--sample", "100000000"}, " tokens/s\n"}}) {
-    const std::string port = FreePort();
-    std::vector<std::string> arguments = {"--data", data_, "--config", Config(1), "--sample", "0"};
-    arguments.insert(arguments.end(), c.arguments.begin(), c.arguments.end());
-    auto first = StartRank(Tiny(arguments), Torchrun(0, 2, port));
-    auto second = StartRank(Tiny(arguments), Torchrun(1, 2, port));
-    ASSERT_TRUE(first->WaitFor(c.begun)) << first->printed();
-    second->Signal(SIGSTOP);
-    EXPECT_THAT(first->ExitsWith(1), AllOf(HasSubstr("has waited 1 s for"), HasSubstr("rank 1"),
-                                           AnyOf(HasSubstr("block"), HasSubstr("embedding"))));
+    const Words arguments = Arguments(Joined({"--config", Config(1)}, c.arguments));
+    Ranks ranks = StartTwo(arguments, arguments);
+    ASSERT_TRUE(ranks[0]->WaitFor(c.begun)) << ranks[0]->printed();
+    ranks[1]->Signal(SIGSTOP);
+    EXPECT_THAT(ranks[0]->ExitsWith(1), AllOf(HasSubstr("has waited 1 s for"), HasSubstr("rank 1"),
+                                              AnyOf(HasSubstr("block"), HasSubstr("embedding"))));
     // The first wait, and no later one that it caused. The wait may be the run's own exchange of
     // signals, which runs beside the engine's.
     std::smatch said;
-    const std::string& printed = first->printed();
+    const std::string& printed = ranks[0]->printed();
     if (printed.find("'gpt-stop'") == printed.npos &&
         std::regex_search(printed, said, std::regex("at the ([a-z -]+)( of unit |:)"))) {
       const bool gathers = said[1] == "gather" || said[1] == "refresh";
       EXPECT_THAT(printed, HasSubstr(gathers ? "'engine gather'" : "'engine reduce'"));
     }
-    second->Signal(SIGKILL);
-    second->Signal(SIGCONT);
-    second->ExitsWith(-SIGKILL);
+    ranks[1]->Signal(SIGKILL);
+    ranks[1]->Signal(SIGCONT);
+    ranks[1]->ExitsWith(-SIGKILL);
   }
 }
 
 TEST_F(LaunchedTest, RanksWithDifferentOptionsAllSaySo) {
-  const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
+  const std::vector<std::pair<Words, std::string>> cases = {
       {{"--seed", "8"}, "--seed"},
       {{"--steps", "5"}, "--steps"},
       {{"--data", files_.Write("other", std::string(800, 'c'))}, "--data"},
-      {{"--summary", files_.Path("s.json")}, "--summary"},
+      {{"--summary", summary_}, "--summary"},
       {{"--width", "32"}, "--width"}};
   for (const auto& [arguments, said] : cases) {
-    const std::string port = FreePort();
-    auto first = StartRank(Arguments({}), Torchrun(0, 2, port));
-    auto second = StartRank(Arguments(arguments), Torchrun(1, 2, port));
-    for (Program* program : {first.get(), second.get()}) {
-      EXPECT_THAT(program->ExitsWith(2), AllOf(HasSubstr(said), HasSubstr("differs")));
-    }
+    for (auto& rank : StartTwo(Arguments({}), Arguments(arguments)))
+      EXPECT_THAT(rank->ExitsWith(2), AllOf(HasSubstr(said), HasSubstr("differs")));
   }
 }
 
@@ -472,8 +440,7 @@ TEST_F(LaunchedTest, UnderMpirunAKilledRankEndsTheJob) {
   if (!HasMpirun()) GTEST_SKIP() << "mpirun is not here";
   Program program(
       Arguments({"--steps", "100000000"}),
-      {.columns = 0,
-       .environment = {{"OMPI_ALLOW_RUN_AS_ROOT", "1"}, {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"}},
+      {.environment = {{"OMPI_ALLOW_RUN_AS_ROOT", "1"}, {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"}},
        .before = {
            "mpirun", "--oversubscribe", "-n", "2", "sh", "-c",
            // The second rank's shell kills the program that replaces it.

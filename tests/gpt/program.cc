@@ -24,7 +24,7 @@ constexpr const char* kUnset[] = {
     "MASTER_ADDR",  "MASTER_PORT",  "PMI_RANK",    "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
     "SLURM_PROCID", "SLURM_NTASKS", "SLURM_JOB_ID"};
 
-std::vector<char*> Pointers(std::vector<std::string>& words) {
+std::vector<char*> Pointers(Words& words) {
   std::vector<char*> pointers;
   for (std::string& word : words) pointers.push_back(word.data());
   pointers.push_back(nullptr);
@@ -33,7 +33,7 @@ std::vector<char*> Pointers(std::vector<std::string>& words) {
 
 }  // namespace
 
-Program::Program(std::vector<std::string> arguments, const Options& options) {
+Program::Program(Words arguments, const Options& options) {
   int ends[2];
   if (options.columns == 0) {
     EXPECT_EQ(pipe2(ends, O_CLOEXEC), 0);
@@ -46,10 +46,7 @@ Program::Program(std::vector<std::string> arguments, const Options& options) {
     settings.c_lflag = (settings.c_lflag | NOFLSH) & ~static_cast<tcflag_t>(ECHO);
     EXPECT_EQ(tcsetattr(ends[1], TCSANOW, &settings), 0);
   }
-  std::vector<std::string> command = options.before;
-  command.push_back(EBB_GPT_PROGRAM);
-  command.insert(command.end(), std::make_move_iterator(arguments.begin()),
-                 std::make_move_iterator(arguments.end()));
+  Words command = Joined(Joined(options.before, {EBB_GPT_PROGRAM}), arguments);
   const std::vector<char*> pointers = Pointers(command);
   child_ = fork();
   if (child_ == 0) {
@@ -124,8 +121,7 @@ std::string Program::ExitsWith(int code, std::source_location where) {
 }
 
 Program::Options InShell(const std::string& commands) {
-  return {
-      .columns = 0, .environment = {}, .before = {"bash", "-c", commands + "; exec \"$0\" \"$@\""}};
+  return {.before = {"bash", "-c", commands + "; exec \"$0\" \"$@\""}};
 }
 
 Program::Options WithAddressSpace(int64_t kibibytes) {
@@ -156,16 +152,18 @@ bool HasMpirun() {
 }
 
 Program::Options Mpirun(int ranks) {
-  return {.columns = 0,
-          .environment = {{"OMPI_ALLOW_RUN_AS_ROOT", "1"}, {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"}},
+  return {.environment = {{"OMPI_ALLOW_RUN_AS_ROOT", "1"}, {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"}},
           .before = {"mpirun", "--oversubscribe", "-n", std::to_string(ranks)}};
 }
 
-std::vector<std::string> Tiny(std::vector<std::string> more) {
-  std::vector<std::string> arguments = {"--layers", "1",         "--heads", "1",       "--width",
-                                        "16",       "--context", "8",       "--batch", "1"};
-  arguments.insert(arguments.end(), more.begin(), more.end());
-  return arguments;
+Words Joined(Words first, const Words& more) {
+  first.insert(first.end(), more.begin(), more.end());
+  return first;
+}
+
+Words Tiny(const Words& more) {
+  return Joined(
+      {"--layers", "1", "--heads", "1", "--width", "16", "--context", "8", "--batch", "1"}, more);
 }
 
 }  // namespace ebb::gpt

@@ -9,18 +9,25 @@
 #include <string>
 #include <vector>
 
+#include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
+#include "scratch_files.h"
+
 namespace ebb::gpt {
+
+using Words = std::vector<std::string>;
+Words Joined(Words first, const Words& more);
 
 // A program with standard output and error in one pipe, or in its terminal of so many columns.
 class Program {
  public:
   struct Options {
-    unsigned short columns = 0;                      // 0: a pipe
-    std::map<std::string, std::string> environment;  // added; launchers' are removed
-    std::vector<std::string> before;                 // the command that starts it: mpirun -n 2
+    unsigned short columns = 0;                           // 0: a pipe
+    std::map<std::string, std::string> environment = {};  // added; launchers' are removed
+    Words before = {};                                    // the command that starts it: mpirun -n 2
   };
-  explicit Program(std::vector<std::string> arguments) : Program(std::move(arguments), Options()) {}
-  Program(std::vector<std::string> arguments, const Options& options);
+  explicit Program(Words arguments) : Program(std::move(arguments), Options()) {}
+  Program(Words arguments, const Options& options);
   Program(const Program&) = delete;
   Program& operator=(const Program&) = delete;
   ~Program();
@@ -67,6 +74,23 @@ bool HasMpirun();
 Program::Options Mpirun(int ranks);
 
 // Arguments of a model that trains in no time, followed by `more`.
-std::vector<std::string> Tiny(std::vector<std::string> more);
+Words Tiny(const Words& more);
+
+// Runs of such a model on a text.
+class ProgramTest : public testing::Test {
+ protected:
+  Words OnData(const Words& more) const { return Tiny(Joined({"--data", data_}, more)); }
+  // It has to exit with `code`. Returns all that it has printed.
+  std::string Run(const Words& more, int code = 0, const Program::Options& options = {},
+                  std::source_location where = std::source_location::current()) const {
+    return Program(OnData(more), options).ExitsWith(code, where);
+  }
+  nlohmann::json Summary() const { return nlohmann::json::parse(files_.Read("s.json")); }
+  std::string Digest() const { return Summary()["parameter_digest"]; }
+
+  ScratchFiles files_;
+  const std::string data_ = files_.Write("text", std::string(400, 'a') + std::string(400, 'b'));
+  const std::string summary_ = files_.Path("s.json");
+};
 
 }  // namespace ebb::gpt

@@ -2,34 +2,24 @@
 #include "program.h"
 
 #include <signal.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <filesystem>
+#include <map>
 #include <memory>
+#include <sstream>
 #include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
 
 #include "gmock/gmock.h"
-#include "nlohmann/json.hpp"
-#include "scratch_files.h"
 
 namespace ebb::gpt::program_test {
 namespace {
 
 using testing::HasSubstr;
-
-class ProgramTest : public testing::Test {
- protected:
-  std::vector<std::string> OnData(std::vector<std::string> more) const {
-    more.insert(more.begin(), {"--data", data_});
-    return Tiny(std::move(more));
-  }
-
-  ScratchFiles files_;
-  const std::string data_ = files_.Write("text", std::string(400, 'a'));
-};
 
 // Grants one thread more each time, until there are enough. Each missing thread gives the same
 // message.
@@ -40,9 +30,7 @@ TEST_F(ProgramTest, ThreadsThatTheMachineDoesNotGrantExitWithTwo) {
   const auto run = [&](int threads) {
     return std::make_unique<Program>(
         OnData({"--ranks", "2", "--steps", "1", "--sample", "0"}),
-        Program::Options{.columns = 0,
-                         .environment = {},
-                         .before = {"prlimit", "--nproc=" + std::to_string(threads), "setpriv",
+        Program::Options{.before = {"prlimit", "--nproc=" + std::to_string(threads), "setpriv",
                                     "--reuid=" + user, "--clear-groups"}});
   };
   constexpr int kPlenty = 200;
@@ -61,70 +49,96 @@ TEST_F(ProgramTest, ThreadsThatTheMachineDoesNotGrantExitWithTwo) {
   EXPECT_GT(refused, 3);
 }
 
-TEST_F(ProgramTest, AnImpossibleRequestExitsWithTwoAndAReason) {
+// The words of requests that cannot be met. The first rows are refused before ranks meet, and name
+// no rank; the rows that follow by their engines, after the option and its value.
+TEST_F(ProgramTest, ImpossibleRequestsExitWithTwoAndSayWhy) {
+  const std::string disk = files_.Folder("disk"), absent = files_.Path("absent");
+  const std::string plain = files_.Write("plain.json", R"({"train_micro_batch_size_per_gpu": 1})");
+  const std::string text = files_.Read("text");
   struct Case {
-    std::vector<std::string> arguments;
-    std::string said;
+    Words arguments, said;
   };
-  for (const Case& c :
-       {Case{{"--no-such-flag"}, "--no-such-flag"},
-        {Tiny({"--data", files_.Path("absent")}), files_.Path("absent")},
-        {OnData({"--context", "300"}), "--context 300"},
-        {OnData({"--config", files_.Path("absent")}), files_.Path("absent")},
-        {OnData({"--losses", files_.Path("no/losses.csv")}), "--losses"},
-        {OnData({"--losses", data_ + "/l.csv"}), "--losses"},
-        {OnData({"--export", "/proc/none"}), "--export: "},
-        {OnData({"--trace", files_.Path("no/trace.json")}), "--trace"},
-        {OnData({"--config", files_.Write("config.json", R"({"train_micro_batch_size_per_gpu": 1,
-                                               "ebb": {"trace": "/absent/trace.json"}})")}),
-         "ebb.trace"},
-        // An error of all ranks names none of them.
-        {OnData({"--ranks", "3", "--config",
-                 files_.Write("groups.json", R"({"train_micro_batch_size_per_gpu": 1,
-                     "ebb": {"parameter_groups": {"absent": {"lr_factor": 2}}}})")}),
-         "gpt: ebb.parameter_groups.absent"},
-        {OnData({"--offload-optimizer", "nvme", "--nvme-path", "/proc/none"}),
-         "nvme_path '/proc/none' does not exist and cannot be made"},
-        {OnData({"--offload-optimizer", "nvme", "--nvme-path", data_}), "is not a directory"},
-        {OnData({"--offload-optimizer", "nvme", "--nvme-path", "/proc"}),
-         "cannot create a file in nvme_path '/proc': No such file or directory; nvme_path has to "
-         "be a "
-         "directory in which files can be made"}}) {
-    Program program(c.arguments);
-    EXPECT_THAT(program.ExitsWith(2), HasSubstr(c.said));
-    EXPECT_THAT(program.printed(), testing::StartsWith("gpt: "));
-    EXPECT_THAT(program.printed(), testing::Not(HasSubstr("rank")));
+  const auto expect = [&](const Words& arguments, const Words& said) {
+    const std::string printed = Run(arguments, 2);
+    for (const std::string& each : said) EXPECT_THAT(printed, HasSubstr(each));
+    return printed;
+  };
+  std::vector<Case> cases = {
+      {{"--no-such-flag"}, {"--no-such-flag"}},
+      {{"--data", data_, absent}, {absent}},
+      {{"--data", "/dev/zero"}, {"/dev/zero: is a device"}},
+      {{"--context", "500"}, {"--context 500"}},
+      {{"--config", absent}, {absent}},
+      {{"--losses", files_.Path("no/losses.csv")}, {"--losses"}},
+      {{"--losses", data_ + "/l.csv"}, {"--losses"}},
+      {{"--losses", data_}, {"--losses would overwrite " + data_}},
+      {{"--config", plain, "--losses", plain}, {"--losses would overwrite " + plain}},
+      {{"--export", "/proc/none"}, {"--export: "}},
+      {{"--trace", files_.Path("no/trace.json")}, {"--trace"}},
+      {{"--config", files_.Write("trace.json", R"({"train_micro_batch_size_per_gpu": 1,
+                                                   "ebb": {"trace": "/absent/trace.json"}})")},
+       {"ebb.trace"}},
+      // An error of all ranks names none of them.
+      {{"--ranks", "3", "--config",
+        files_.Write("groups.json", R"({"train_micro_batch_size_per_gpu": 1,
+            "ebb": {"parameter_groups": {"absent": {"lr_factor": 2}}}})")},
+       {"gpt: ebb.parameter_groups.absent"}},
+      {{"--offload-optimizer", "nvme", "--nvme-path", "/proc/none"},
+       {"nvme_path '/proc/none' does not exist and cannot be made"}},
+      {{"--offload-optimizer", "nvme", "--nvme-path", data_}, {"is not a directory"}},
+      {{"--offload-optimizer", "nvme", "--nvme-path", "/proc"},
+       {"cannot create a file in nvme_path '/proc': No such file or directory; nvme_path has to be "
+        "a directory in which files can be made"}},
+      // All errors of options, configuration and folders together.
+      {{"--config", files_.Write("wrong.json", R"({"gradient_accumulation_steps": 4,
+            "gradient_clipping": -1,
+            "ebb": {"micro_batches_per_round": 3, "reduction_group": 3, "shard_group": 5}})"),
+        "--ranks", "2", "--stage", "1", "--offload-param", "cpu", "--export", disk + "/../text"},
+       {"gradient_clipping", "ebb.micro_batches_per_round", "ebb.reduction_group",
+        "ebb.shard_group", "gpt: --offload-param cpu", "gpt: --export: "}}};
+  if (!std::filesystem::exists("/dev/nvidiactl"))
+    cases.push_back({{"--device", "cuda"}, {"gpt: --device cuda: "}});
+  for (const Case& c : cases) {
+    const std::string printed = expect(c.arguments, c.said);
+    EXPECT_THAT(printed, testing::StartsWith("gpt: "));
+    if (c.said.size() > 1) continue;  // the words of some keys have ranks
+    EXPECT_THAT(printed, testing::Not(HasSubstr("rank")));
   }
-}
+  EXPECT_EQ(files_.Read("text"), text);
 
-// After its ranks have met.
-TEST_F(ProgramTest, AnImpossibleRequestOfAnEngineExitsWithTwoAndAReason) {
+  const std::string not_a_folder = "is a file, not a folder";
   for (const auto& [option, value, said] :
-       {std::tuple("--losses", std::string("/dev/full"), "writing failed: No space left on device"),
-        {"--save", data_, "is a file, not a folder"},
+       {std::tuple("--losses", std::string("/dev/full"),
+                   std::string("writing failed: No space left on device")),
+        {"--save", data_, not_a_folder},
         {"--save", "/proc/none", "/proc/none"},
-        {"--resume", data_, "is a file, not a folder"},
+        {"--resume", data_, not_a_folder},
+        {"--resume", absent, "leave --resume out"},
         {"--init-from", data_, "is not"},
         {"--init-from", files_.Write("m.safetensors", "{"), "is not a complete safetensors file"},
-        {"--init-from", files_.Path("absent"), "absent"}}) {
-    Program program(OnData({option, value}));
-    EXPECT_THAT(program.ExitsWith(2),
+        {"--init-from", absent, "absent"}}) {
+    EXPECT_THAT(expect({option, value}, {said}),
                 testing::ContainsRegex("gpt: .*" + (option + (" " + value)) + ": "));
-    EXPECT_THAT(program.printed(), HasSubstr(said));
   }
-}
 
-TEST_F(ProgramTest, AllErrorsOfOptionsConfigurationAndFoldersAreReportedTogether) {
-  const std::string config = files_.Write("config.json", R"({"gradient_accumulation_steps": 4,
-      "gradient_clipping": -1, "ebb": {"micro_batches_per_round": 3, "reduction_group": 3, "shard_group": 5}})");
-  files_.Write("saves", "");
-  Program program(OnData({"--config", config, "--ranks", "2", "--stage", "1", "--offload-param",
-                          "cpu", "--export", files_.Path("saves")}));
-  program.ExitsWith(2);
-  for (const char* said :
-       {"gradient_clipping", "ebb.micro_batches_per_round", "ebb.reduction_group",
-        "ebb.shard_group", "gpt: --offload-param cpu", "gpt: --export: "})
-    EXPECT_THAT(program.printed(), HasSubstr(said));
+  // A cap that is too low: the classes and the change.
+  const std::string fits = " would fit (", cpu = R"("device": "cpu")";
+  for (const Case& c : std::vector<Case>{
+           {{"--device-memory", "3.5MiB"},
+            {"ebb.device_memory is 3.5 MiB", "optimizer ", "{\"offload_optimizer\": {" + cpu,
+             fits}},
+           {{"--device-memory", "2.25MiB", "--offload-optimizer", "nvme"},
+            {"workspace ", "\"offload_param\": {" + cpu, fits}},
+           {{"--host-memory", "512KiB", "--offload-optimizer", "cpu"},
+            {"ebb.host_memory is 0.5 MiB", "optimizer ",
+             R"("offload_optimizer": {"device": "nvme")", fits}},
+           {{"--device-memory", "20KiB"},
+            {"ebb.device_memory is 20.0 KiB", "no setting fits; the least, ", "smaller units"}}}) {
+    expect(Joined(c.arguments, {"--nvme-path", disk, "--steps", "1", "--dtype", "fp32", "--layers",
+                                "4", "--width", "64", "--heads", "2", "--context", "16"}),
+           c.said);
+    EXPECT_TRUE(std::filesystem::is_empty(disk));
+  }
 }
 
 TEST_F(ProgramTest, ATimelineThatIsFullIsWarnedOfOnce) {
@@ -136,36 +150,17 @@ TEST_F(ProgramTest, ATimelineThatIsFullIsWarnedOfOnce) {
   EXPECT_EQ(program.printed().find("the timeline was full: ", first + 1), std::string::npos);
 }
 
-TEST_F(ProgramTest, ForCudaThatIsAskedForTheCpuIsNoReplacement) {
-  if (std::filesystem::exists("/dev/nvidiactl")) GTEST_SKIP() << "this machine may have a GPU";
-  EXPECT_THAT(Program(OnData({"--device", "cuda"})).ExitsWith(2),
-              testing::StartsWith("gpt: --device cuda: "));
-}
-
 TEST_F(ProgramTest, RefusesTwoReportsInOneFile) {
-  const std::vector<std::string> flags = {"--losses", "--curve", "--summary", "--trace"};
+  const Words flags = {"--losses", "--curve", "--summary", "--trace"};
   const std::string path = files_.Write("report", "old");
   for (size_t a = 0; a < flags.size(); ++a) {
     for (size_t b = a + 1; b < flags.size(); ++b) {
-      EXPECT_THAT(Program(OnData({flags[a], path, flags[b], files_.Path("./absent/../report")}))
-                      .ExitsWith(2),
+      EXPECT_THAT(Run({flags[a], path, flags[b], files_.Path("./absent/../report")}, 2),
                   testing::AllOf(HasSubstr(flags[a]), HasSubstr(flags[b])));
       EXPECT_EQ(files_.Read("report"), "old");
     }
   }
-  Program(OnData({"--steps", "1", "--losses", "/dev/stdout", "--summary", "/dev/stdout"}))
-      .ExitsWith(0);
-}
-
-TEST_F(ProgramTest, RefusesToOverwriteItsInput) {
-  const std::string config =
-      files_.Write("config.json", R"({"train_micro_batch_size_per_gpu": 1})");
-  for (const std::string& input : {data_, config}) {
-    const std::string before = files_.Read(input.substr(input.rfind('/') + 1));
-    EXPECT_THAT(Program(OnData({"--config", config, "--losses", input})).ExitsWith(2),
-                testing::AllOf(HasSubstr("--losses"), HasSubstr(input)));
-    EXPECT_EQ(files_.Read(input.substr(input.rfind('/') + 1)), before);
-  }
+  Run({"--steps", "1", "--losses", "/dev/stdout", "--summary", "/dev/stdout"});
 }
 
 TEST_F(ProgramTest, TheTrafficIsThatOfAnAppliedStep) {
@@ -176,15 +171,13 @@ TEST_F(ProgramTest, TheTrafficIsThatOfAnAppliedStep) {
     config["zero_optimization"] = {{"stage", 3},
                                    {"stage3_param_persistence_threshold", 0},
                                    {"offload_param", {{"max_in_cpu", 0}}}};
-    Program program(
-        OnData({"--config", files_.Write("config.json", config.dump()), "--offload-param", "nvme",
-                "--offload-optimizer", "nvme", "--nvme-path", disk, "--steps", steps, "--sample",
-                "0", "--summary", files_.Path("s.json")}));
-    program.ExitsWith(0);
-    auto summary = nlohmann::json::parse(files_.Read("s.json"));
+    const std::string printed =
+        Run({"--config", files_.Write("config.json", config.dump()), "--offload-param", "nvme",
+             "--offload-optimizer", "nvme", "--nvme-path", disk, "--steps", steps, "--sample", "0",
+             "--summary", summary_});
+    auto summary = Summary();
     const bool steady = summary["traffic_is_steady"];
-    EXPECT_THAT(program.printed(),
-                HasSubstr(steady ? "Traffic of a step\n" : "none in steady state"));
+    EXPECT_THAT(printed, HasSubstr(steady ? "Traffic of a step\n" : "none in steady state"));
     return summary;
   };
   const auto applied = train(4, "3");
@@ -197,35 +190,6 @@ TEST_F(ProgramTest, TheTrafficIsThatOfAnAppliedStep) {
   const auto skipped = train(24, "3");
   EXPECT_EQ(skipped["skipped_steps"], 3);
   EXPECT_EQ(skipped["traffic_is_steady"], false);
-}
-
-TEST_F(ProgramTest, AConfigAboveACapIsRefusedWithTheClassesAndTheChange) {
-  const std::string disk = files_.Folder("disk");
-  struct Case {
-    std::vector<std::string> arguments;
-    std::vector<std::string> said;
-  };
-  for (const Case& c :
-       {Case{{"--device-memory", "3.5MiB", "--nvme-path", disk},
-             {"ebb.device_memory is 3.5 MiB", "optimizer ",
-              "{\"zero_optimization\": {\"offload_optimizer\": {\"device\": \"cpu\"}}} would fit "
-              "("}},
-        {{"--device-memory", "2.25MiB", "--offload-optimizer", "nvme", "--nvme-path", disk},
-         {"workspace ", "\"offload_param\": {\"device\": \"cpu\"", " would fit ("}},
-        {{"--host-memory", "512KiB", "--offload-optimizer", "cpu", "--nvme-path", disk},
-         {"ebb.host_memory is 0.5 MiB", "optimizer ",
-          "\"offload_optimizer\": {\"device\": \"nvme\"", " would fit ("}},
-        {{"--device-memory", "20KiB", "--nvme-path", disk},
-         {"ebb.device_memory is 20.0 KiB", "no setting fits; the least, ", "smaller units"}}}) {
-    std::vector<std::string> arguments = c.arguments;
-    arguments.insert(arguments.end(),
-                     {"--data", data_, "--steps", "1", "--dtype", "fp32", "--layers", "4",
-                      "--width", "64", "--heads", "2", "--context", "16"});
-    Program program(Tiny(arguments));
-    program.ExitsWith(2);
-    for (const std::string& said : c.said) EXPECT_THAT(program.printed(), HasSubstr(said));
-    EXPECT_TRUE(std::filesystem::is_empty(disk));
-  }
 }
 
 // For every setting of the order and placement of gradients' sums, also of those that a cap
@@ -245,14 +209,13 @@ TEST_F(ProgramTest, AdviceForACapTrainsTheSameNumbersOrSaysThatItDoesNot) {
         {"zero_optimization", {{"stage", stage}}},
         {"ebb", {{"micro_batches_per_round", per_round}, {"reduce_at", reduce_at}}}};
     const auto train = [&](const nlohmann::json& config, int code) {
-      Program program(Tiny({"--data", data, "--layers", "3", "--ranks", "2", "--recompute",
-                            "--config", files_.Write("config.json", config.dump()), "--steps", "2",
-                            "--sample", "0", "--summary", files_.Path("s.json")}));
-      program.ExitsWith(code);
-      return program.printed();
+      return Program(Tiny({"--data", data, "--layers", "3", "--ranks", "2", "--recompute",
+                           "--config", files_.Write("config.json", config.dump()), "--steps", "2",
+                           "--sample", "0", "--summary", summary_}))
+          .ExitsWith(code);
     };
     train(given, 0);
-    const auto free = nlohmann::json::parse(files_.Read("s.json"));
+    const auto free = Summary();
     // The workspace does not depend on the cap, and is larger on processors that do not multiply
     // bf16.
     int64_t needed = 0, workspace = 0;
@@ -269,8 +232,7 @@ TEST_F(ProgramTest, AdviceForACapTrainsTheSameNumbersOrSaysThatItDoesNot) {
       if (end == said.npos) continue;
       config.merge_patch(nlohmann::json::parse(said.substr(begin, end - begin)));
       train(config, 0);
-      const bool same = nlohmann::json::parse(files_.Read("s.json"))["parameter_digest"] ==
-                        free["parameter_digest"];
+      const bool same = Summary()["parameter_digest"] == free["parameter_digest"];
       EXPECT_EQ(same, said.find("changes the numbers") == said.npos);
       ++(same ? kept : changed);
     }
@@ -287,9 +249,7 @@ TEST_F(ProgramTest, ATierWithoutParametersIsLoggedAtTheStart) {
                                         std::pair("0", "offload_param.max_in_cpu")}) {
     const std::string config = files_.Write("config.json", start + threshold + "}}");
     EXPECT_THAT(
-        Program(OnData({"--steps", "1", "--config", config, "--offload-param", "nvme",
-                        "--nvme-path", disk}))
-            .ExitsWith(0),
+        Run({"--steps", "1", "--config", config, "--offload-param", "nvme", "--nvme-path", disk}),
         testing::ContainsRegex(std::string("offload_param.device\" is \"nvme\", but .*") + said));
   }
 }
@@ -326,10 +286,9 @@ TEST_F(ProgramTest, SwapFilesHaveNoNameAndNoSignalLeavesOne) {
 TEST_F(ProgramTest, OptionsWithoutMeaningOnTheCpuCauseAWarning) {
   for (const auto& [graphs, products, says] :
        {std::tuple("on", "default", true), std::tuple("auto", "auto", false)}) {
-    Program program(OnData({"--cuda-graphs", graphs, "--products", products}));
-    program.ExitsWith(0);
+    const std::string printed = Run({"--cuda-graphs", graphs, "--products", products});
     for (const char* what : {"--cuda-graphs on has no meaning", "--products has no meaning"})
-      EXPECT_EQ(program.printed().find(what) != std::string::npos, says) << program.printed();
+      EXPECT_EQ(printed.find(what) != std::string::npos, says) << printed;
   }
 }
 
@@ -349,14 +308,13 @@ TEST_F(ProgramTest, OutputWithoutAReaderEndsTheRunAndLeavesNothingOnTheDisk) {
 TEST_F(ProgramTest, OutputThatCannotBeWrittenEndsTheRunWithAnErrorAndTheReportsAreThere) {
   const Program::Options full = InShell("exec > /dev/full");
   for (const char* ranks : {"1", "2"}) {
-    EXPECT_THAT(Program(OnData({"--steps", "100000000", "--ranks", ranks, "--losses",
-                                files_.Path("l.csv"), "--summary", files_.Path("s.json")}),
-                        full)
-                    .ExitsWith(1),
+    EXPECT_THAT(Run({"--steps", "100000000", "--ranks", ranks, "--losses", files_.Path("l.csv"),
+                     "--summary", summary_},
+                    1, full),
                 HasSubstr("gpt: standard output: writing failed: No space left on device"));
-    EXPECT_GE(nlohmann::json::parse(files_.Read("s.json"))["steps"], 1);
+    EXPECT_GE(Summary()["steps"], 1);
   }
-  for (const auto& arguments : {std::vector<std::string>{"--help"}, OnData({"--show-plan"})}) {
+  for (const auto& arguments : {Words{"--help"}, OnData({"--show-plan"})}) {
     EXPECT_THAT(Program(arguments, full).ExitsWith(1), HasSubstr("No space left on device"));
   }
 }
@@ -366,12 +324,10 @@ TEST_F(ProgramTest, WithoutStandardStreamsItTrainsAndItsFilesStayClean) {
   const std::string disk = files_.Folder("disk");
   std::string digest;
   for (const char* closed : {">&-", "2>&-", "<&- >&-", "<&- >&- 2>&-"}) {
-    Program(OnData({"--steps", "2", "--ranks", "2", "--offload-optimizer", "nvme", "--nvme-path",
-                    disk, "--summary", files_.Path("s.json"), "--trace", files_.Path("t.json"),
-                    "--losses", files_.Path("l.csv")}),
-            InShell(std::string("exec ") + closed))
-        .ExitsWith(0);
-    const auto summary = nlohmann::json::parse(files_.Read("s.json"));
+    Run({"--steps", "2", "--ranks", "2", "--offload-optimizer", "nvme", "--nvme-path", disk,
+         "--summary", summary_, "--trace", files_.Path("t.json"), "--losses", files_.Path("l.csv")},
+        0, InShell(std::string("exec ") + closed));
+    const auto summary = Summary();
     EXPECT_EQ(summary["steps"], 2) << closed;
     if (digest.empty()) digest = summary["parameter_digest"];
     EXPECT_EQ(summary["parameter_digest"], digest) << closed;
@@ -384,8 +340,7 @@ TEST_F(ProgramTest, WithoutStandardStreamsItTrainsAndItsFilesStayClean) {
 // nohup has hang-ups ignored. Between the signal and the last expected line there is more text than
 // a pipe holds.
 TEST_F(ProgramTest, AHangUpThatIsIgnoredFromOutsideStaysIgnored) {
-  Program program(OnData({"--steps", "100000000", "--evaluate-every", "1"}),
-                  {.columns = 0, .environment = {}, .before = {"nohup"}});
+  Program program(OnData({"--steps", "100000000", "--evaluate-every", "1"}), {.before = {"nohup"}});
   ASSERT_TRUE(program.WaitFor("step 1/"));
   program.Signal(SIGHUP);
   EXPECT_TRUE(program.WaitFor("held-out loss after 3000 steps"));
@@ -395,31 +350,26 @@ TEST_F(ProgramTest, AHangUpThatIsIgnoredFromOutsideStaysIgnored) {
 
 TEST_F(ProgramTest, LeavesItsReports) {
   EXPECT_THAT(
-      Program(OnData({"--steps", "3", "--losses", files_.Path("l.csv"), "--curve",
-                      files_.Path("c.svg"), "--trace", files_.Path("t.json"), "--summary",
-                      files_.Path("s.json"), "--sample", "4"}))
-          .ExitsWith(0),
+      Run({"--steps", "3", "--losses", files_.Path("l.csv"), "--curve", files_.Path("c.svg"),
+           "--trace", files_.Path("t.json"), "--summary", summary_, "--sample", "4"}),
       testing::AllOf(HasSubstr("step 3/3"), HasSubstr("predicted MiB"), HasSubstr("Sample")));
   EXPECT_THAT(files_.Read("l.csv"), HasSubstr("\n3,"));
   EXPECT_THAT(files_.Read("c.svg"), testing::EndsWith("</svg>\n"));
   EXPECT_FALSE(nlohmann::json::parse(files_.Read("t.json")).empty());
-  EXPECT_EQ(nlohmann::json::parse(files_.Read("s.json"))["losses"].size(), 3u);
+  EXPECT_EQ(Summary()["losses"].size(), 3u);
   EXPECT_EQ(files_.Count(), 5u);
 }
 
 TEST_F(ProgramTest, ASampleIsLeftOutOnlyWhereItWouldReadParametersFromNvme) {
   const std::string disk = files_.Folder("disk");
-  const auto printed = [&](const std::string& threshold, std::vector<std::string> more) {
+  const auto printed = [&](const std::string& threshold, const Words& more) {
     const std::string config = files_.Write(
         "config.json",
         R"({"train_micro_batch_size_per_gpu": 1,
         "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": )" +
             threshold + R"(, "offload_param": {"device": "nvme", "max_in_cpu": 0, "nvme_path": ")" +
             disk + R"("}}})");
-    more.insert(more.end(), {"--data", data_, "--config", config, "--steps", "1"});
-    Program program(Tiny(more));
-    program.ExitsWith(0);
-    return program.printed();
+    return Run(Joined(more, {"--config", config, "--steps", "1"}));
   };
   EXPECT_THAT(printed("0", {}),
               testing::ContainsRegex("No sample: .* MiB of parameters from NVMe"));
@@ -429,12 +379,11 @@ TEST_F(ProgramTest, ASampleIsLeftOutOnlyWhereItWouldReadParametersFromNvme) {
 
 TEST_F(ProgramTest, ASignalEndsTrainingAndTheReportsAreWritten) {
   for (int signal : {SIGINT, SIGTERM, SIGHUP}) {
-    Program program(
-        OnData({"--steps", "100000000", "--ranks", "3", "--summary", files_.Path("s.json")}));
+    Program program(OnData({"--steps", "100000000", "--ranks", "3", "--summary", summary_}));
     ASSERT_TRUE(program.WaitFor("step 1/"));
     program.Signal(signal);
     program.ExitsWith(130);
-    const auto summary = nlohmann::json::parse(files_.Read("s.json"));
+    const auto summary = Summary();
     EXPECT_EQ(summary["steps"], summary["losses"].size());
     EXPECT_GE(summary["steps"], 1);
     const std::string name = signal == SIGINT ? "SIGINT" : signal == SIGTERM ? "SIGTERM" : "SIGHUP";
@@ -450,16 +399,16 @@ TEST_F(ProgramTest, ASignalEndsTrainingAndTheReportsAreWritten) {
 
 TEST_F(ProgramTest, ASignalEndsTheSampleAndTheReportsAreThereBefore) {
   Program program(OnData({"--steps", "1", "--sample", "100000000", "--ranks", "2", "--losses",
-                          files_.Path("l.csv"), "--summary", files_.Path("s.json")}));
+                          files_.Path("l.csv"), "--summary", summary_}));
   ASSERT_TRUE(program.WaitFor(" tokens/s\n"));
   EXPECT_THAT(files_.Read("l.csv"), HasSubstr("\n1,"));
-  EXPECT_EQ(nlohmann::json::parse(files_.Read("s.json"))["held_out"].size(), 1u);
-  EXPECT_TRUE(nlohmann::json::parse(files_.Read("s.json"))["stopped"].is_null());
+  EXPECT_EQ(Summary()["held_out"].size(), 1u);
+  EXPECT_TRUE(Summary()["stopped"].is_null());
   program.Signal(SIGINT);
   EXPECT_THAT(program.ExitsWith(130),
               testing::ContainsRegex(
                   "gpt: stopped by SIGINT in the sample, after [0-9]+ of 100000000 bytes;"));
-  EXPECT_EQ(nlohmann::json::parse(files_.Read("s.json"))["stopped"]["during"], "sample");
+  EXPECT_EQ(Summary()["stopped"]["during"], "sample");
 }
 
 TEST_F(ProgramTest, OnATerminalLogLinesDoNotMixWithTheProgressLine) {
@@ -467,7 +416,7 @@ TEST_F(ProgramTest, OnATerminalLogLinesDoNotMixWithTheProgressLine) {
   const std::string config = files_.Write("config.json", R"({"train_micro_batch_size_per_gpu": 1,
       "optimizer": {"type": "SGD", "params": {"lr": 1e30}}, "gradient_clipping": 0})");
   Program program(OnData({"--config", config, "--steps", "5", "--sample", "0"}),
-                  {.columns = kColumns, .environment = {{"TERM", "vt220"}}, .before = {}});
+                  {.columns = kColumns, .environment = {{"TERM", "vt220"}}});
   program.ExitsWith(0);
   const std::string& printed = program.printed();
   const size_t warning = printed.find("ebb warning");
@@ -492,7 +441,7 @@ TEST_F(ProgramTest, ATerminalThatCannotRewriteALineHasPlainLinesWithTheDate) {
   for (const auto& environment :
        {open_mpi, {{"TERM", "dumb"}}, {{"TERM", ""}}, std::map<std::string, std::string>()}) {
     Program program(OnData({"--steps", "3", "--sample", "0", "--ranks", "1"}),
-                    {.columns = 80, .environment = environment, .before = {}});
+                    {.columns = 80, .environment = environment});
     EXPECT_THAT(program.ExitsWith(0), testing::Not(HasSubstr("\x1b[K")));
     EXPECT_THAT(program.printed(),
                 testing::ContainsRegex("\n[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2}  "
@@ -505,8 +454,126 @@ TEST_F(ProgramTest, ADivergingModelDoesNotHang) {
   // after that.
   const std::string config = files_.Write("config.json", R"({"train_micro_batch_size_per_gpu": 1,
       "optimizer": {"type": "SGD", "params": {"lr": 1e30}}, "gradient_clipping": 0})");
-  EXPECT_THAT(Program(OnData({"--config", config, "--steps", "5", "--sample", "3"})).ExitsWith(0),
+  EXPECT_THAT(Run({"--config", config, "--steps", "5", "--sample", "3"}),
               HasSubstr("not a number"));
+}
+
+// There are neither data nor a folder for swap files, and no machine holds the model.
+TEST_F(ProgramTest, ShowPlanAloneNeedsNothingButTheModel) {
+  for (const auto& [given, operations] :
+       {std::pair("--show-plan", false), std::pair("--show-plan=operations", true)}) {
+    const std::string printed =
+        Program({given, "--layers", "4", "--width", "65536", "--heads", "64", "--data",
+                 files_.Path("absent"), "--losses", files_.Path("no/losses.csv"), "--offload-param",
+                 "nvme", "--offload-optimizer", "nvme", "--nvme-path", files_.Path("none")})
+            .ExitsWith(0);
+    EXPECT_THAT(printed, testing::ContainsRegex("Memory of a rank\n.*predicted MiB\n"));
+    EXPECT_THAT(printed, testing::ContainsRegex("optimizer +nvme +[0-9]+"));
+    EXPECT_THAT(printed, HasSubstr("Traffic of a step"));
+    EXPECT_THAT(printed, HasSubstr("Communication of a rank in a step"));
+    EXPECT_THAT(printed, testing::Not(HasSubstr("tokens/s")));
+    EXPECT_THAT(printed, testing::ContainsRegex("Plan of a step: .*updates [a-z]+ \\(.+\\)\n"));
+    EXPECT_EQ(printed.find("F forward, B backward") != std::string::npos, operations);
+    if (operations) {
+      for (const char* said : {"gather", "reduce", "block0"}) EXPECT_THAT(printed, HasSubstr(said));
+      EXPECT_LT(printed.find("Memory of a rank"), printed.find("Plan of a step: "));
+    }
+  }
+  EXPECT_EQ(files_.Count(), 1u);
+}
+
+// The figures that an engine counts, for the run asked for; and a row for each stage and tier.
+TEST_F(ProgramTest, PredictsTheMemoryOfTraining) {
+  const std::string disk = files_.Folder("disk");
+  for (const Words& choice : std::vector<Words>{
+           {"--stage", "1"},
+           {"--stage", "3", "--offload-optimizer", "cpu"},
+           {"--stage", "3", "--offload-param", "nvme", "--offload-optimizer", "nvme"}}) {
+    const Words arguments = Joined(choice, {"--nvme-path", disk});
+    Run(Joined(arguments, {"--steps", "3", "--sample", "0", "--summary", summary_}));
+    std::map<std::string, double> held;
+    const auto summary = Summary();
+    for (const auto& row : summary["memory"])
+      held[row["tier"]] += row["predicted_bytes"].get<double>() / (1 << 20);
+
+    const std::string printed = Run(Joined(arguments, {"--predict"}));
+    std::istringstream lines(printed);
+    int rows = 0, marked = 0;
+    for (std::string line; std::getline(lines, line);) {
+      std::istringstream words(line[0] == '*' ? line.substr(1) : line);
+      int stage = -1;
+      std::string parameters, states;
+      double device = 0, ram = 0, nvme = 0;
+      if (!(words >> stage >> parameters >> states >> device >> ram >> nvme)) continue;
+      ++rows;
+      if (line[0] != '*') continue;
+      ++marked;
+      EXPECT_EQ(stage, summary["config"]["zero_optimization"]["stage"]);
+      EXPECT_NEAR(device, held["device"], 0.051);
+      EXPECT_NEAR(ram, held["cpu"], 0.051);
+      EXPECT_NEAR(nvme, held["nvme"], 0.051);
+    }
+    EXPECT_EQ(rows, 1 + 3 + 3 + 9) << printed;
+    EXPECT_EQ(marked, 1) << printed;
+  }
+}
+
+TEST_F(ProgramTest, PredictsConfigsAboveACapAndRefusesImpossibleOnes) {
+  Program capped(Tiny({"--predict", "--dtype", "fp32", "--device-memory", "1140KiB"}));
+  EXPECT_THAT(capped.ExitsWith(0),
+              testing::ContainsRegex("0      device      device    ebb.device_memory is "
+                                     "[0-9.]+ MiB a rank, but the pools on the device need "
+                                     "[0-9.]+ MiB\n"));
+  EXPECT_THAT(capped.printed(), testing::ContainsRegex("3      nvme        nvme +[0-9.]+ +[0-9]"));
+  EXPECT_THAT(Program(Tiny({"--predict", "--device-memory", "20KiB"})).ExitsWith(2),
+              HasSubstr("gpt: ebb.device_memory is 20.0 KiB a rank"));
+}
+
+TEST_F(ProgramTest, APipeThatNeverEndsIsRefused) {
+  if (!kCanLimitAddressSpace) GTEST_SKIP() << "a pipe's limit may be a GiB";
+  const std::string pipe = files_.Path("pipe");
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  Program::Options options = WithAddressSpace(700'000);
+  options.before[2].insert(0, "yes > " + pipe + " & ");
+  EXPECT_THAT(Program(Tiny({"--data", pipe}), options).ExitsWith(2),
+              testing::AllOf(HasSubstr(pipe), HasSubstr("write it to a file")));
+}
+
+// Address space runs out at some point between the start and the first step; the last run has
+// enough. oneDNN itself crashes if it lacks memory.
+TEST_F(ProgramTest, ARunWithoutMemoryIsRefusedWithAMessage) {
+  if (!kCanLimitAddressSpace) GTEST_SKIP();
+  int trained = 0, refused = 0;
+  for (int64_t kibibytes = 140'000; trained == 0; kibibytes += 20'000) {
+    ASSERT_LT(kibibytes, 4'000'000);
+    Program program(
+        Tiny({"--data", data_, "--steps", "2", "--ranks", "1", "--threads", "1", "--sample", "0"}),
+        WithAddressSpace(kibibytes));
+    const int code = program.Finish();
+    SCOPED_TRACE(std::to_string(kibibytes) + " KiB:\n" + program.printed());
+    // Before main the program's loader may lack memory for the libraries.
+    if (code == 127 && program.printed().find("shared object") != std::string::npos) continue;
+    if (code == 0) {
+      ++trained;
+      continue;
+    }
+    ++refused;
+    EXPECT_EQ(code, 2);
+    EXPECT_THAT(program.printed(),
+                testing::ContainsRegex("gpt: .*ulimit -v, now " + std::to_string(kibibytes)));
+  }
+  EXPECT_GT(refused, 0);
+}
+
+// A file that is larger than the address space.
+TEST_F(ProgramTest, TrainsOnDataLargerThanMemory) {
+  if (!kCanLimitAddressSpace) GTEST_SKIP();
+  const std::string large = files_.Write("large", "");
+  std::filesystem::resize_file(large, int64_t{1} << 36);
+  Program(
+      Tiny({"--data", large, "--steps", "2", "--sample", "0", "--threads", "1", "--ranks", "1"}),
+      WithAddressSpace(4'000'000))
+      .ExitsWith(0);
 }
 
 }  // namespace

@@ -13,9 +13,7 @@
 #include <vector>
 
 #include "gmock/gmock.h"
-#include "nlohmann/json.hpp"
 #include "program.h"
-#include "scratch_files.h"
 
 namespace ebb::gpt::saved_run_test {
 namespace {
@@ -24,49 +22,38 @@ using testing::AllOf;
 using testing::HasSubstr;
 namespace fs = std::filesystem;
 
-class SavedRunTest : public testing::Test {
+class SavedRunTest : public ProgramTest {
  protected:
-  std::vector<std::string> Command(std::vector<std::string> more,
-                                   const std::string& steps = "40") const {
-    std::vector<std::string> all = {
-        "--data", data_,      "--steps", steps,       "--ranks",
-        "2",      "--sample", "0",       "--summary", files_.Path("s.json")};
-    all.insert(all.end(), more.begin(), more.end());
-    return Tiny(all);
+  Words Command(const Words& more, const std::string& steps = "40") const {
+    return OnData(
+        Joined({"--steps", steps, "--ranks", "2", "--sample", "0", "--summary", summary_}, more));
   }
-  std::string Digest() const {
-    return nlohmann::json::parse(files_.Read("s.json"))["parameter_digest"].get<std::string>();
+  std::string Train(const Words& more, const std::string& steps = "40", int code = 0,
+                    std::source_location where = std::source_location::current()) const {
+    return Program(Command(more, steps)).ExitsWith(code, where);
   }
-  std::string UnbrokenDigest() const {
-    Program(Command({})).ExitsWith(0);
-    return Digest();
-  }
+  int64_t Steps() const { return Summary()["steps"]; }
 
-  ScratchFiles files_;
-  const std::string data_ = files_.Write("text", std::string(200, 'a') + std::string(200, 'b'));
   // With one learning rate the number of steps may be chosen later.
   const std::string constant_rate_ = files_.Write(
       "c.json",
       R"({"optimizer": {"type": "AdamW", "params": {"lr": 0.01}}, "bf16": {"enabled": true}})");
   const std::string saves_ = files_.Path("saves");
+  const Words goes_on_ = {"--config", constant_rate_, "--save", saves_, "--resume", "latest"};
 };
 
 TEST_F(SavedRunTest, ASignalSavesAndTheSameCommandGoesOn) {
   for (const int signal : {SIGTERM, SIGUSR1, SIGINT}) {
     fs::remove_all(saves_);
-    const auto command = [&](const std::string& steps) {
-      return Command({"--config", constant_rate_, "--save", saves_, "--resume", "latest"}, steps);
-    };
-    Program first(command("100000000"));
+    Program first(Command(goes_on_, "100000000"));
     ASSERT_TRUE(first.WaitFor("step 1/")) << first.printed();
     first.Signal(signal);
     EXPECT_THAT(first.ExitsWith(75), HasSubstr("saved " + saves_ + "/step-"));
-    const int64_t stopped = nlohmann::json::parse(files_.Read("s.json"))["steps"].get<int64_t>();
+    const int64_t stopped = Steps();
     const std::string steps = std::to_string(stopped + 5);
-    EXPECT_THAT(Program(command(steps)).ExitsWith(0),
-                HasSubstr("after step " + std::to_string(stopped)));
+    EXPECT_THAT(Train(goes_on_, steps), HasSubstr("after step " + std::to_string(stopped)));
     const std::string resumed = Digest();
-    Program(Command({"--config", constant_rate_}, steps)).ExitsWith(0);
+    Train({"--config", constant_rate_}, steps);
     EXPECT_EQ(Digest(), resumed);
   }
 }
@@ -74,13 +61,10 @@ TEST_F(SavedRunTest, ASignalSavesAndTheSameCommandGoesOn) {
 // Slurm sends SIGTERM twice at a time limit, and a launcher passes on what the terminal has sent.
 // Here they come all the time until the program has ended.
 TEST_F(SavedRunTest, SignalsAfterTheFirstOneStopNoSave) {
-  const auto command = [&](const std::string& steps) {
-    return Command({"--config", constant_rate_, "--save", saves_, "--resume", "latest"}, steps);
-  };
   for (const auto& signals :
        {std::vector{SIGTERM}, {SIGTERM, SIGINT}, {SIGUSR1, SIGTERM}, {SIGINT, SIGHUP, SIGTERM}}) {
     fs::remove_all(saves_);
-    Program first(command("100000000"));
+    Program first(Command(goes_on_, "100000000"));
     ASSERT_TRUE(first.WaitFor("step 1/")) << first.printed();
     const int code = first.FinishWhile([&] {
       for (const int sent : signals) first.Signal(sent);
@@ -88,8 +72,8 @@ TEST_F(SavedRunTest, SignalsAfterTheFirstOneStopNoSave) {
     EXPECT_EQ(code, 75) << first.printed();
     EXPECT_THAT(first.printed(),
                 AllOf(HasSubstr("gpt: stopped by SIG"), HasSubstr("--resume latest goes on")));
-    const int64_t stopped = nlohmann::json::parse(files_.Read("s.json"))["steps"].get<int64_t>();
-    EXPECT_THAT(Program(command(std::to_string(stopped + 1))).ExitsWith(0),
+    const int64_t stopped = Steps();
+    EXPECT_THAT(Train(goes_on_, std::to_string(stopped + 1)),
                 HasSubstr("after step " + std::to_string(stopped)));
   }
 }
@@ -127,7 +111,7 @@ TEST_F(SavedRunTest, TheLossesOverStopsKillsAndResumesAreThoseOfOneRun) {
   EXPECT_EQ(WithoutLastColumn(files_.Read("broken.csv")),
             WithoutLastColumn(files_.Read("unbroken.csv")));
   // Without --resume it is another run.
-  Program(Command({"--losses", files_.Path("broken.csv")}, "2")).ExitsWith(0);
+  Train({"--losses", files_.Path("broken.csv")}, "2");
   EXPECT_THAT(files_.Read("broken.csv"), testing::ContainsRegex("second\n1,[^\n]*\n2,[^\n]*\n$"));
 }
 
@@ -143,7 +127,7 @@ TEST_F(SavedRunTest, ARunThatCannotWriteItsLossesIsSavedAndNamesTheFile) {
   EXPECT_THAT(program.ExitsWith(1),
               AllOf(HasSubstr("saved " + saves_),
                     HasSubstr("gpt: --losses " + pipe + ": writing failed: Broken pipe")));
-  EXPECT_GE(nlohmann::json::parse(files_.Read("s.json"))["steps"], 3);
+  EXPECT_GE(Summary()["steps"], 3);
 }
 
 // The limit of a file's size stands for a full disk. The lines do not fit, the parameters do.
@@ -164,8 +148,9 @@ TEST_F(SavedRunTest, WithoutASaveARunWhoseLossesDoNotFitTrainsAndExportsAndExits
 }
 
 TEST_F(SavedRunTest, AKilledRunGoesOnFromItsLastSave) {
-  const std::string expected = UnbrokenDigest();
-  const std::vector<std::string> command =
+  Train({});
+  const std::string expected = Digest();
+  const Words command =
       Command({"--save", saves_, "--save-every", "2", "--keep", "1", "--resume", "latest"});
   for (const char* at : {"step 3/", "saved", "step 20/"}) {
     Program killed(command);
@@ -180,7 +165,7 @@ TEST_F(SavedRunTest, AKilledRunGoesOnFromItsLastSave) {
 }
 
 TEST_F(SavedRunTest, ACheckpointIsResumedByItsOwnName) {
-  Program(Command({"--save", saves_, "--save-every", "10", "--keep", "0"})).ExitsWith(0);
+  Train({"--save", saves_, "--save-every", "10", "--keep", "0"});
   const std::string expected = Digest();
   for (const char* step : {"10", "20", "30", "40"}) {
     Program program(Command({"--resume", saves_ + "/step-0000000" + step}));
@@ -195,7 +180,7 @@ TEST_F(SavedRunTest, ACheckpointIsResumedByItsOwnName) {
 TEST_F(SavedRunTest, AnotherLauncherStageAndTierResumesBitForBit) {
   struct Way {
     std::string launcher;
-    std::vector<std::string> options;
+    Words options;
   };
   const std::string disk = files_.Folder("disk");
   std::vector<Way> ways = {
@@ -203,13 +188,10 @@ TEST_F(SavedRunTest, AnotherLauncherStageAndTierResumesBitForBit) {
       {"torchrun", {"--stage", "2", "--offload-optimizer", "cpu"}},
       {"srun", {"--stage", "3", "--offload-optimizer", "nvme"}}};
   if (HasMpirun()) ways.push_back({"mpirun", {"--stage", "1"}});
-  const auto digest = [&](const Way& way, const std::vector<std::string>& more) {
-    std::vector<std::string> options = {
-        "--data",      data_,     "--steps", "6",         "--sample",
-        "0",           "--dtype", "bf16",    "--summary", files_.Path("s.json"),
-        "--nvme-path", disk};
-    options.insert(options.end(), way.options.begin(), way.options.end());
-    options.insert(options.end(), more.begin(), more.end());
+  const auto digest = [&](const Way& way, const Words& more) {
+    Words options = Joined({"--steps", "6", "--sample", "0", "--dtype", "bf16", "--summary",
+                            summary_, "--nvme-path", disk},
+                           Joined(way.options, more));
     if (way.launcher == "threads") options.insert(options.end(), {"--ranks", "2"});
     std::vector<std::unique_ptr<Program>> ranks;
     const bool one_command = way.launcher == "threads" || way.launcher == "mpirun";
@@ -219,7 +201,7 @@ TEST_F(SavedRunTest, AnotherLauncherStageAndTierResumesBitForBit) {
       if (way.launcher == "torchrun")
         start.environment = Torchrun(rank, 2, std::to_string(20000 + getpid() % 10000));
       if (way.launcher == "srun") start.environment = Srun(rank, 2);
-      ranks.push_back(std::make_unique<Program>(Tiny(options), start));
+      ranks.push_back(std::make_unique<Program>(OnData(options), start));
     }
     for (const auto& rank : ranks) rank->ExitsWith(0);
     return Digest();
@@ -240,18 +222,18 @@ TEST_F(SavedRunTest, AnotherLauncherStageAndTierResumesBitForBit) {
 
 TEST_F(SavedRunTest, ARunThatReachesAnotherRunsCheckpointIsRefusedBeforeItTrains) {
   const std::string others = files_.Path("others");
-  Program(Command({"--save", saves_}, "2")).ExitsWith(0);
-  Program(Command({"--save", others}, "4")).ExitsWith(0);
+  Train({"--save", saves_}, "2");
+  Train({"--save", others}, "4");
   Program refused(Command({"--resume", saves_, "--save", others}, "6"));
   EXPECT_THAT(refused.ExitsWith(2), HasSubstr("step-000000004' is of another run"));
   EXPECT_THAT(refused.printed(), testing::Not(HasSubstr("step 3/")));
   // The run ends before that step.
-  Program(Command({"--resume", saves_, "--save", others}, "3")).ExitsWith(0);
+  Train({"--resume", saves_, "--save", others}, "3");
 }
 
 // Otherwise each might replace and remove the other's checkpoints.
 TEST_F(SavedRunTest, ASecondRunInAFolderIsRefusedBeforeItTrains) {
-  const std::vector<std::string> command = Command(
+  const Words command = Command(
       {"--save", saves_, "--save-every", "20", "--keep", "0", "--resume", "latest"}, "100000000");
   Program first(command);
   ASSERT_TRUE(first.WaitFor("saved")) << first.printed();
@@ -270,7 +252,7 @@ TEST_F(SavedRunTest, AFileBeyondTheLimitOfItsSizeIsAnErrorWithARemedy) {
 }
 
 TEST_F(SavedRunTest, SavesTakeTheirMemoryFromTheHosts) {
-  EXPECT_THAT(Program(Command({"--save", saves_, "--host-memory", "40MiB"}, "2")).ExitsWith(2),
+  EXPECT_THAT(Train({"--save", saves_, "--host-memory", "40MiB"}, "2", 2),
               HasSubstr("saves and loads take 48 MiB of it"));
   EXPECT_THAT(
       Program(
@@ -280,19 +262,11 @@ TEST_F(SavedRunTest, SavesTakeTheirMemoryFromTheHosts) {
 }
 
 TEST_F(SavedRunTest, AnImpossibleResumeIsRefused) {
-  const auto refused = [&](std::vector<std::string> more) {
-    Program program(Command(std::move(more)));
-    program.ExitsWith(2);
-    return program.printed();
-  };
-  EXPECT_THAT(refused({"--resume", "latest"}), HasSubstr("requires --save"));
-  EXPECT_THAT(refused({"--save-every", "2"}), HasSubstr("--save"));
-  EXPECT_THAT(refused({"--resume", files_.Path("nothing")}),
-              AllOf(HasSubstr("there is no folder '" + files_.Path("nothing") + "'"),
-                    HasSubstr("leave --resume out")));
-  Program(Command({"--save", saves_}, "2")).ExitsWith(0);
-  EXPECT_THAT(refused({"--save", saves_}), HasSubstr("of another run"));
-  EXPECT_THAT(refused({"--resume", saves_, "--layers", "3"}),
+  EXPECT_THAT(Train({"--resume", "latest"}, "2", 2), HasSubstr("requires --save"));
+  EXPECT_THAT(Train({"--save-every", "2"}, "2", 2), HasSubstr("--save"));
+  Train({"--save", saves_}, "2");
+  EXPECT_THAT(Train({"--save", saves_}, "2", 2), HasSubstr("of another run"));
+  EXPECT_THAT(Train({"--resume", saves_, "--layers", "3"}, "2", 2),
               AllOf(HasSubstr("it lacks the parameter"), HasSubstr("--init-from"),
                     testing::Not(HasSubstr("LoadOptions"))));
 }
@@ -300,15 +274,14 @@ TEST_F(SavedRunTest, AnImpossibleResumeIsRefused) {
 // Another number of heads changes no shape of a tensor.
 TEST_F(SavedRunTest, AModelWithOtherHeadsIsRefused) {
   const std::string exported = files_.Path("exported");
-  Program(Command({"--export", exported, "--save", saves_}, "1")).ExitsWith(0);
-  Program(Command({"--init-from", exported}, "1")).ExitsWith(0);
-  const std::vector<std::string> reads[] = {{"--init-from", exported},
-                                            {"--init-from", exported + "/model.safetensors"},
-                                            {"--init-from", saves_},
-                                            {"--resume", saves_}};
-  for (std::vector<std::string> options : reads) {
-    options.insert(options.end(), {"--heads", "2"});
-    EXPECT_THAT(Program(Command(options, "1")).ExitsWith(2),
+  Train({"--export", exported, "--save", saves_}, "1");
+  Train({"--init-from", exported}, "1");
+  const Words reads[] = {{"--init-from", exported},
+                         {"--init-from", exported + "/model.safetensors"},
+                         {"--init-from", saves_},
+                         {"--resume", saves_}};
+  for (const Words& options : reads) {
+    EXPECT_THAT(Train(Joined(options, {"--heads", "2"}), "1", 2),
                 HasSubstr("has \"n_head\": 1, but the model has 2"));
   }
 }
