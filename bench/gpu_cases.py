@@ -19,7 +19,7 @@ class Case:
     least: int = 30  # a run is not started with fewer seconds left
 
     def warm_up(self):
-        """Steps before the clock starts, as gpt's (examples/gpt/report/history.h)."""
+        """Steps before the clock starts, as gpt's (examples/gpt/report/progress.h)."""
         return min(2, self.steps // 2)
 
     def accumulate(self, batch):

@@ -92,8 +92,7 @@ class LaunchedTest : public ProgramTest {
                             .dump());
   }
   // Ranks as torchrun starts them, with the same arguments.
-  Ranks Start(int ranks, const Words& arguments) {
-    const std::string port = FreePort();
+  static Ranks Start(int ranks, const Words& arguments, const std::string& port = FreePort()) {
     Ranks started;
     for (int rank = 0; rank < ranks; ++rank)
       started.push_back(StartRank(arguments, Torchrun(rank, ranks, port)));
@@ -179,30 +178,26 @@ TEST_F(LaunchedTest, LaunchersMustAgree) {
 }
 
 TEST_F(LaunchedTest, ARankThatNeverComesIsNamed) {
-  auto program = StartRank(Arguments({"--config", Config(1)}), Torchrun(0, 2, FreePort()));
-  EXPECT_THAT(program->ExitsWith(1), HasSubstr("rank 1"));
-  program = StartRank(Arguments({"--config", Config(1)}), Torchrun(1, 2, FreePort()));
-  EXPECT_THAT(program->ExitsWith(1), HasSubstr("rank 0"));
+  for (const int rank : {0, 1}) {
+    EXPECT_THAT(
+        StartRank(Arguments({"--config", Config(1)}), Torchrun(rank, 2, FreePort()))->ExitsWith(1),
+        HasSubstr("rank " + std::to_string(1 - rank)));
+  }
 }
 
 TEST_F(LaunchedTest, APortThatAnotherProcessHasIsNamed) {
   const Listener stranger;
-  Ranks ranks;
-  for (int rank = 0; rank < 2; ++rank) {
-    ranks.push_back(
-        StartRank(Arguments({"--config", Config(100'000)}), Torchrun(rank, 2, stranger.port())));
-  }
-  EXPECT_THAT(ranks[0]->ExitsWith(2), HasSubstr(stranger.port()));
-  EXPECT_THAT(ranks[1]->ExitsWith(2), HasSubstr(stranger.port()));
+  for (auto& rank : Start(2, Arguments({"--config", Config(100'000)}), stranger.port()))
+    EXPECT_THAT(rank->ExitsWith(2), HasSubstr(stranger.port()));
 }
 
 TEST_F(LaunchedTest, RanksThatDisagreeOnTheWorldsSizeAllSaySo) {
   const std::string port = FreePort();
-  auto first = StartRank(Arguments({"--config", Config(20)}), Torchrun(0, 2, port));
-  auto second = StartRank(Arguments({"--config", Config(20)}), Torchrun(1, 3, port));
-  for (Program* program : {first.get(), second.get()}) {
+  const Words arguments = Arguments({"--config", Config(20)});
+  const auto first = StartRank(arguments, Torchrun(0, 2, port));
+  const auto second = StartRank(arguments, Torchrun(1, 3, port));
+  for (Program* program : {first.get(), second.get()})
     EXPECT_THAT(program->ExitsWith(2), AllOf(HasSubstr("2"), HasSubstr("3")));
-  }
 }
 
 TEST_F(LaunchedTest, AnErrorOfOneRankReachesTheOthers) {

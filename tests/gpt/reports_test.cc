@@ -315,19 +315,15 @@ TEST(SummaryTest, HasEveryField) {
       "learning_rates": [0.001, 0.001, 0.001]})"));
 }
 
-TEST(SummaryTest, SaysWhichSignalStoppedTheRunAndWhen) {
+TEST(SummaryTest, SaysWhichSignalStoppedTheRunAndLeavesOutCountsThatTheSystemLacks) {
   Summary summary;
   summary.config_json = "{}";
   History history = ThreeSteps();
   history.stopped = {.by = "SIGINT", .during = "evaluation", .steps = 3, .after = "step 3 of 9"};
-  EXPECT_EQ(nlohmann::json::parse(SummaryJson(summary, history))["stopped"],
+  const auto json = nlohmann::json::parse(SummaryJson(summary, history));
+  EXPECT_EQ(json["stopped"],
             nlohmann::json::parse(R"({"by": "SIGINT", "during": "evaluation", "after_steps": 3})"));
-}
-
-TEST(SummaryTest, LeavesOutCountsThatTheSystemLacks) {
-  Summary summary;
-  summary.config_json = "{}";
-  EXPECT_FALSE(nlohmann::json::parse(SummaryJson(summary, {})).contains("resident"));
+  EXPECT_FALSE(json.contains("resident"));
 }
 
 TEST(ProgressTest, TheLineShowsTheProgress) {
@@ -358,20 +354,12 @@ TEST(ProgressTest, GeneratedTextCannotSteerATerminal) {
 }
 
 TEST(MemoryTableTest, SumsTheRowsOfEachTier) {
-  const std::string table =
-      MemoryTable({{.state = StateClass::kMaster,
-                    .tier = Tier::kDevice,
-                    .predicted_bytes = 1 << 20,
-                    .peak_bytes = 2 << 20},
-                   {.state = StateClass::kGather,
-                    .tier = Tier::kDevice,
-                    .predicted_bytes = 1 << 20,
-                    .peak_bytes = 1 << 20},
-                   {.state = StateClass::kMaster,
-                    .tier = Tier::kNvme,
-                    .predicted_bytes = 5 << 20,
-                    .peak_bytes = 5 << 20},
-                   {.state = StateClass::kDriver, .tier = Tier::kDevice, .peak_bytes = 7 << 20}});
+  constexpr uint64_t kMiB = 1 << 20;
+  using enum StateClass;
+  const std::string table = MemoryTable({{kMaster, Tier::kDevice, kMiB, 0, 2 * kMiB},
+                                         {kGather, Tier::kDevice, kMiB, 0, kMiB},
+                                         {kMaster, Tier::kNvme, 5 * kMiB, 0, 5 * kMiB},
+                                         {kDriver, Tier::kDevice, 0, 0, 7 * kMiB}});
   EXPECT_THAT(table, HasSubstr("master"));
   EXPECT_THAT(table, testing::ContainsRegex("all +device +2.00 +3.00"));
   EXPECT_THAT(table, testing::ContainsRegex("all +nvme +5.00 +5.00"));
@@ -411,22 +399,13 @@ TEST(TrafficTest, TheComparisonFollowsFromTheConfiguration) {
 }
 
 TEST(TrafficTest, TheTableCountsPerParameterAndSumsTheDisks) {
-  const std::string table = TrafficTable({{.state = StateClass::kGradient,
-                                           .tier = Tier::kCpu,
-                                           .direction = Direction::kWrite,
-                                           .predicted_bytes = 2 << 20,
-                                           .bytes = 2 << 20},
-                                          {.state = StateClass::kOptimizer,
-                                           .tier = Tier::kNvme,
-                                           .direction = Direction::kRead,
-                                           .predicted_bytes = 8 << 20,
-                                           .bytes = 8 << 20},
-                                          {.state = StateClass::kOptimizer,
-                                           .tier = Tier::kNvme,
-                                           .direction = Direction::kWrite,
-                                           .predicted_bytes = 8 << 20,
-                                           .bytes = 8 << 20}},
-                                         OnNvme(false, true, 1), 1 << 20);
+  constexpr uint64_t kMiB = 1 << 20;
+  using enum StateClass;
+  const std::string table =
+      TrafficTable({{kGradient, Tier::kCpu, Direction::kWrite, 2 * kMiB, 2 * kMiB},
+                    {kOptimizer, Tier::kNvme, Direction::kRead, 8 * kMiB, 8 * kMiB},
+                    {kOptimizer, Tier::kNvme, Direction::kWrite, 8 * kMiB, 8 * kMiB}},
+                   OnNvme(false, true, 1), kMiB);
   EXPECT_THAT(table, testing::ContainsRegex("gradient +cpu +write +2.00 +2.00 +2.00"));
   EXPECT_THAT(table,
               HasSubstr("16.00 (read 8.00, written 8.00); least possible with nothing in RAM 20; "
