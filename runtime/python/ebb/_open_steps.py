@@ -10,6 +10,8 @@ from ._state import State
 from ._steps import Rates, Steps
 from ._walk import Walk
 
+_ANY = 2**31 - 1
+
 
 class OpenSteps:
     """Is a part of Engine."""
@@ -21,15 +23,19 @@ class OpenSteps:
     drop: Callable[[], Any]
 
     def open_steps(self, backwards: int, rates: Callable[[], Rates] | None = None, sums_ranks: bool = False) -> None:
-        """From the next step on, a step has any number of backwards up to `backwards`, and step(now=True) ends it. Gradients and report().loss
-        are sums over the backwards, and means over ranks; with `sums_ranks` they are sums over ranks, too. A round that a step leaves out takes
-        5 us a unit at stage 3. The JSON must have a "gradient_accumulation_steps" of at least 2.
+        """From the next step on, a step has any number of backwards, and step(now=True) ends it. Gradients and report().loss are sums over the
+        backwards, and means over ranks; with `sums_ranks` they are sums over ranks, too. The JSON must have a "gradient_accumulation_steps" of
+        at least 2.
 
+        backwards: of a usual step. A step is planned for as many as the largest of the last 8 had. If it has more, this rank's gradients so far
+        go to the CPU's memory until it ends, and it is planned again for twice as many.
         rates: is called when a step begins and when it ends, for the name, the learning rate and the weight decay of each group. None as a
         value: the JSON's. Default: those of param_groups."""
         self._state.between_steps("open_steps")
         steps = self._steps
-        self.accumulation = steps.accumulation = steps.rounds = backwards
+        self.accumulation = steps.accumulation = _ANY
+        steps.is_open = True
+        steps.counts.append(backwards)
         steps.sums, steps.sums_ranks = True, sums_ranks
         if rates is not None:
             steps.rates, steps.takes_late_rates = rates, True

@@ -181,7 +181,7 @@ class State:
             raise Error("a gradient has no value here: read and write gradients between the last backward of a step and step()")
         if not steps.held:
             raise Error("gradients are read and written in steps that keep them: set engine.reads_gradients = True before the step begins")
-        if steps.rounds == 0 and steps.backwards < steps.accumulation:
+        if not steps.is_open and steps.backwards < steps.accumulation:
             raise Error(
                 f"a gradient is read or written after {steps.backwards} of {steps.accumulation} backwards of the step: do that after the last one"
             )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import operator
+from collections import deque
 from ctypes import byref, c_double, c_float, c_int32, c_int64
 from typing import Callable, Iterator, Sequence
 
@@ -12,13 +14,14 @@ import torch
 
 from . import _library
 from ._hidden import as_plain
-from ._library import BACKWARD, FORWARD, SHOW, Error, check, library
+from ._library import BACKWARD, FORWARD, GRADIENT, SHOW, Error, check, library
 from ._tensors import DTYPES, Memory, Slots, over
 from ._units import Unit
 from ._visits import Order, Visit
 
 Rates = list[tuple[str, "float | None", "float | None"]]  # group, learning rate, weight decay; None: the configuration's
 _FP16_SCALE_MAX = 2.0**15
+_COUNTS, _ROUNDS_MORE = 8, 8  # steps whose backwards say those of the next one; rounds of a step that has more
 LARGE_GRADIENT = 1 << 20  # bytes of a gradient that goes to the engine as it comes; smaller ones are worth no call of their own
 _STRIDED = {torch.strided}
 _UNSCALED = "with fp16 the loss has to be scaled: engine.backward(loss) instead of loss.backward()"
@@ -63,7 +66,11 @@ class Steps:
         self.is_scaled = False  # engine.backward() has multiplied the loss
         self.sums = False  # over micro-batches, instead of their mean
         self.begun_with_sums = False
-        self.rounds = 0  # that a step may have at most; 0: the configuration's accumulation
+        self.is_open = False  # a step has any number of backwards
+        self.counts: deque[int] = deque(maxlen=_COUNTS)  # of backwards, of the last open steps
+        self.rounds = 0  # that the step was begun with; 0: the configuration's accumulation
+        self.losses: list[torch.Tensor] = []  # of the open step
+        self.aside: dict[int, list[tuple[int, torch.Tensor]]] = {}  # by parameter: where a slice of its gradient begins, and the slice
         self.sums_ranks = False  # with sums: over ranks, too
         self.takes_late_rates = False  # those that rates() gives when the step ends
         self.holds = False  # steps keep their gradients until their end, so that they can be read and written; of the open step: held
@@ -102,6 +109,8 @@ class Steps:
                     "a forward with gradients after a gradient of the step was read or written, which ends its backwards: read and write gradients "
                     "after the last backward of a step"
                 )
+            elif self.is_open and self.backwards >= self.rounds:
+                self._go_on_with_more_rounds()
             elif self.backwards >= self.accumulation:
                 raise Error(
                     f"a forward with gradients after {self.backwards} backward(s) of one step, but gradient_accumulation_steps is "
@@ -175,6 +184,9 @@ class Steps:
 
     def finish(self, scale: float) -> None:
         self.finish_evaluation()
+        if self.aside and not self.is_reduced:
+            self.reduce()
+        self.counts.append(self.backwards)
         rates = self.rates()
         changed = rates if rates != self.given else []
         options = _library.FinishOptions(gradient_scale=scale, groups=_group_options(changed), group_count=len(changed))
@@ -189,6 +201,44 @@ class Steps:
     def reduce(self) -> None:
         check(library.ebb_step_reduce(self.memory.handle))
         self.is_reduced = True
+        if self.aside:
+            self._set_aside()
+            aside, self.aside = self.aside, {}
+
+            def fill(user, parameter, begin, end, numbers) -> int:
+                done = 0
+                for first, values in aside.get(parameter, ()):
+                    low, high = max(first, begin), min(first + len(values), end)
+                    if low < high:
+                        ctypes.memmove(ctypes.addressof(numbers.contents) + 4 * (low - begin), values[low - first :].data_ptr(), 4 * (high - low))
+                        done += high - low
+                return 0 if done == end - begin else 1
+
+            check(library.ebb_write(self.memory.handle, GRADIENT, None, _library.FILL(fill), None))
+
+    def _set_aside(self) -> None:
+        """Adds this rank's slices of the final gradients to those that are aside."""
+        before, self.aside = self.aside, {}
+
+        def take(user, parameter, begin, end, numbers) -> int:
+            values = torch.frombuffer(bytearray(ctypes.string_at(numbers, 4 * (end - begin))), dtype=torch.float32)
+            values += next((one for first, one in before.get(parameter, ()) if first == begin), 0.0)
+            self.aside.setdefault(parameter, []).append((begin, values))
+            return 0
+
+        check(library.ebb_read(self.memory.handle, GRADIENT, None, _library.SINK(take), None))
+
+    def _go_on_with_more_rounds(self) -> None:
+        """Of an open step that has more backwards than the steps before. A plan with many rounds would make every step longer, so this step is
+        begun again with more, and its gradients so far are added when they are final."""
+        backwards, counted, losses = self.backwards, self.counted, self.losses
+        check(library.ebb_step_reduce(self.memory.handle))
+        self._set_aside()
+        check(library.ebb_step_drop(self.memory.handle))
+        self._begin_step(max(_ROUNDS_MORE, 2 * backwards))
+        self.backwards, self.counted = backwards, counted
+        if losses:
+            self.add_loss(torch.stack(losses).sum())
 
     def fail(self, error: str, begins: str = "", walk: Sequence[int] = ()) -> None:
         """Ends the evaluation and the step, with an error that the library has not seen, so that every rank gets it. `begins`: "step" or
@@ -219,6 +269,7 @@ class Steps:
     def drop(self) -> None:
         self.in_step = self.in_evaluation = self.is_scaled = False
         self.backwards = self.counted = 0
+        self.aside = {}
         self._taken = None
         check(library.ebb_step_drop(self.memory.handle))
         for slots in self.slots:
@@ -317,6 +368,8 @@ class Steps:
 
     def add_loss(self, loss: torch.Tensor) -> None:
         value = loss.detach().float().contiguous()  # of another dtype it is a new tensor, which has to live as long as the call
+        if self.is_open:
+            self.losses.append(value)
         check(library.ebb_add_loss(self.memory.handle, value.data_ptr()))
 
     def clear_gradients(self) -> None:
@@ -333,15 +386,18 @@ class Steps:
     def forget_addresses(self) -> None:
         self._asked.clear()
 
-    def _begin_step(self) -> None:
+    def _begin_step(self, rounds: int = 0) -> None:
         self.given = self.rates()
         self.begun_with_sums = self.sums
+        self.losses = []
+        self.held = self.holds or self.is_open
+        self.rounds = rounds or max(self.counts) if self.is_open else 0
         options = _library.StepOptions(
-            may_leave_out=1, hold_updates=self.holds, gradient_divisor=(1 if self.sums_ranks else self.ranks) if self.sums else 0, micro_batches=self.rounds,
+            may_leave_out=1, hold_updates=self.held, gradient_divisor=(1 if self.sums_ranks else self.ranks) if self.sums else 0, micro_batches=self.rounds,
             rates_at_finish=self.takes_late_rates, groups=_group_options(self.given), group_count=len(self.given)
         )
         check(library.ebb_step_begin(self.memory.handle, byref(options)))
-        self.in_step, self.held, self.is_reduced = True, self.holds, False
+        self.in_step, self.is_reduced = True, False
         self.is_stale = False  # the forward that begins the step shows them
         self.backwards = self.counted = 0
 

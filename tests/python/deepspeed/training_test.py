@@ -215,6 +215,27 @@ def test_several_losses_before_a_boundary_add_up():
     engine.destroy()
 
 
+@pytest.mark.parametrize("dtype, tolerance", [("fp32", 1e-6), ("fp16", 2e-3)])
+@on_one
+def test_a_step_with_more_backwards_than_the_steps_before_has_the_sum_of_their_gradients(dtype, tolerance):
+    model, plain = loops.pair()
+    more = {} if dtype == "fp32" else {"fp16": {"enabled": True, "initial_scale_power": 8}}
+    engine = loops.begin(model, loops.config(gradient_clipping=0.0, **more), loops.sgd)
+    other = loops.sgd(plain.parameters())
+    for count, of_step in zip((1, 1, 19, 1), training.vector_batches(4, 19)):
+        for batch in of_step[:count]:
+            engine.backward(training.squared_error(engine, [one.to(next(model.parameters()).dtype) for one in batch]))
+            training.squared_error(plain, batch).backward()
+        engine.step()
+        norm = torch.nn.utils.get_total_norm([one.grad for one in plain.parameters()]).item()
+        assert engine.get_global_grad_norm() == pytest.approx(norm, rel=10 * tolerance)
+        other.step(), other.zero_grad()
+    values = engine.module_state_dict()
+    for name, value in plain.state_dict().items():
+        assert torch.allclose(values[name].float(), value, rtol=tolerance, atol=10 * tolerance), name
+    engine.destroy()
+
+
 @pytest.mark.parametrize("stage, drops", [(0, "both"), (1, "both"), (2, "none"), (3, "optimizer")])
 @on_one
 def test_zero_grad_between_micro_batches_drops_what_deepspeed_drops(stage, drops):

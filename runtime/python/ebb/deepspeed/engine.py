@@ -28,7 +28,6 @@ from .saving import Saving
 
 log = logging.getLogger("ebb")
 _NO_OPTIMIZER = "must provide optimizer during init in order to use"
-_BACKWARDS_MIN, _BACKWARDS_OF_LOOP = 8, 64  # that a step may have: with managed accumulation at least; if the loop decides
 _FORWARDS_MAX = 4  # before one backward, in the first step
 _numbers = itertools.count()
 _LATER = {  # methods that are not built yet, and what to call instead
@@ -142,8 +141,8 @@ class DeepSpeedEngine(Facts, Saving, nn.Module):
                     module._buffers[name] = buffer.to(device=self.device, dtype=to)
 
     def _shard(self, resident: Iterable[str]) -> None:
-        most = _BACKWARDS_OF_LOOP if not self._config.managed else max(_BACKWARDS_MIN, 2 * self.gradient_accumulation_steps())
-        settings = self._config.for_engine(most)
+        backwards = self.gradient_accumulation_steps() if self._config.managed else 1
+        settings = self._config.for_engine(max(2, backwards))
         groups = None
         if self._groups is not None:
             settings["optimizer"], of_groups = self._groups.settings()
@@ -164,7 +163,7 @@ class DeepSpeedEngine(Facts, Saving, nn.Module):
         if self._groups is not None:
             self.ebb.reads_gradients = True
             self.ebb.forwards_max = _FORWARDS_MAX
-            self.ebb.open_steps(most, self._groups.rates, self._config.sums_ranks)
+            self.ebb.open_steps(backwards, self._groups.rates, self._config.sums_ranks)
 
     def _cycles_momentum(self) -> bool:
         scheduler = None if self._has_own_schedule else self._config.scheduler
@@ -412,8 +411,6 @@ class DeepSpeedEngine(Facts, Saving, nn.Module):
         if train_batch_size % of_micro_batch != 0:
             raise ValueError(f"Train batch size must be divisible by micro-batch data parallelism, which is {of_micro_batch}")
         accumulation = train_batch_size // of_micro_batch
-        if self._groups is not None and accumulation > self.ebb.accumulation:
-            self.ebb.open_steps(2 * accumulation, self._groups.rates, self._config.sums_ranks)
         self._config.train_batch_size, self._config.gradient_accumulation_steps = train_batch_size, accumulation
 
     def set_train_micro_batch_size(self, micro_batch_size: int) -> None:

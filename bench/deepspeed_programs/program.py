@@ -1,0 +1,135 @@
+"""What the programs of this folder share: the case of the run, a tiny model, its tokenizer, data, and the numbers that they say."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import statistics
+import time
+from typing import Any
+
+import torch
+
+torch.set_num_threads(1)
+RANK = int(os.environ.get("RANK", "0"))
+STEPS = 6
+_CHAT = "{% for message in messages %}{{ message['role'] + ':' + message['content'] + '.' }}{% endfor %}"
+
+
+def case() -> dict[str, Any]:
+    return json.loads(os.environ["CASE"])
+
+
+def config(**more: Any) -> dict[str, Any]:
+    """The JSON for accelerate and transformers, which fill in "auto"."""
+    options = case()
+    made = {
+        "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto", "gradient_clipping": "auto",
+        "zero_optimization": {"stage": options["stage"], "stage3_gather_16bit_weights_on_model_save": options["stage"] == 3},
+        "bf16": {"enabled": options.get("dtype") == "bf16"}, "fp16": {"enabled": options.get("dtype") == "fp16"}, "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False, **more, **options.get("json", {}),
+    }
+    return made
+
+
+def meet() -> dict[str, Any]:
+    """Connects the ranks. Without a GPU accelerate counts one process, unless the backend is named. Returns what TrainingArguments need for it."""
+    from accelerate import PartialState
+
+    os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
+    PartialState(backend="gloo")
+    return {"accelerator_config": {"use_configured_state": True}}
+
+
+def llama_config(**more: Any) -> Any:
+    from transformers import LlamaConfig
+
+    return LlamaConfig(
+        vocab_size=128, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        max_position_embeddings=256, bos_token_id=1, eos_token_id=2, pad_token_id=0, dtype="float32", **more,
+    )
+
+
+def tiny_llama() -> torch.nn.Module:
+    from transformers import LlamaForCausalLM
+
+    torch.manual_seed(1)
+    return LlamaForCausalLM(llama_config())
+
+
+def tokenizer() -> Any:
+    """A token for each printable character."""
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = ["<pad>", "<s>", "</s>", "<unk>", *map(chr, range(32, 127))]
+    made = Tokenizer(models.WordLevel({word: at for at, word in enumerate(words)}, unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    fast = PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+    fast.chat_template = _CHAT
+    return fast
+
+
+def sentences(count: int, kind: str = "text") -> list[str]:
+    return [f"{kind} {n}: the number after {n} is {n + 1}, and {'so on ' * (n % 3)}it grows" for n in range(count)]
+
+
+def batch_of(number: int) -> torch.Tensor:
+    return torch.randint(4, 128, (2, 32), generator=torch.Generator().manual_seed(1000 * number + RANK))
+
+
+class Watch:
+    """Losses and norms of steps, and the evaluations."""
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+        self.norms: list[float] = []
+        self.evaluations: list[float] = []
+        self.ends = [time.perf_counter()]
+
+    def step(self, loss: float | torch.Tensor, norm: Any) -> None:
+        self.losses.append(mean_over_ranks(loss))
+        self.norms.append(-1.0 if norm is None else float(norm))
+        self.ends.append(time.perf_counter())
+
+    def evaluation(self, loss: float | torch.Tensor) -> None:
+        self.evaluations.append(mean_over_ranks(loss))
+
+    def follow(self, trainer: Any) -> None:
+        """What a Trainer of transformers has logged."""
+        for row in trainer.state.log_history:
+            if "loss" in row:
+                self.losses.append(row["loss"])
+                self.norms.append(float(row.get("grad_norm") or -1.0))
+            if "eval_loss" in row:
+                self.evaluations.append(row["eval_loss"])
+
+    def say(self) -> None:
+        times = [end - begin for begin, end in zip(self.ends, self.ends[1:])]
+        if RANK == 0:
+            print("RESULT " + json.dumps({
+                "losses": self.losses, "norms": self.norms, "evaluations": self.evaluations, "seconds": statistics.median(times[2:]) if times[2:] else 0.0,
+                "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            }), flush=True)
+
+
+class StepTimes:
+    """A callback of transformers' Trainer that notes when steps end."""
+
+    def __new__(cls, watch: Watch) -> Any:
+        from transformers import TrainerCallback
+
+        class Noting(TrainerCallback):
+            def on_step_end(self, *arguments: Any, **keywords: Any) -> None:
+                watch.ends.append(time.perf_counter())
+
+        return Noting()
+
+
+def mean_over_ranks(value: float | torch.Tensor) -> float:
+    total = torch.as_tensor(value).detach().float().clone()
+    if torch.distributed.is_initialized():
+        torch.distributed.all_reduce(total)
+        total /= torch.distributed.get_world_size()
+    return total.item()
