@@ -103,6 +103,7 @@ enum class Spread : uint8_t {
   kWhole,           // each has all of it
   kSlice,           // equal flat slices, one a rank of the shard group
   kSecondarySlice,  // likewise, one a rank that holds a secondary copy with the others
+  kPartial,         // each has a term, and the value is their sum
 };
 
 // Ticks of the plan, both ends included.

@@ -76,8 +76,8 @@ class Fields {
   }
 
   void One(const Place& place) {
-    const auto& [tier, pool, offset, per_slice, of_secondary] = place;
-    Add(tier, pool, offset, per_slice, of_secondary);
+    const auto& [tier, pool, of_secondary, row, offset, per_slice] = place;
+    Add(tier, pool, of_secondary, row, offset, per_slice);
   }
   void One(const SubGroup& group) {
     const auto& [unit, begin, end, tier] = group;
@@ -136,19 +136,13 @@ class Fields {
         update;
     Add(sub_group, begin, end, states, early, keeps_parameter, per_slice, rounding_unit);
   }
-  void One(const CellUse& use) {
-    const auto& [cell, writes, by_parity] = use;
-    Add(cell, writes, by_parity);
+  void One(const Op& op) {
+    const auto& [role, stream, starts, ends, when, by_parity, divides, goes_on, via, scope, number,
+                 bytes, parts, operands, updates] = op;
+    Add(role, stream, starts, ends, when, by_parity, divides, goes_on, via, scope, number, bytes,
+        parts, operands, updates);
   }
-  void One(const Instruction& instruction) {
-    const auto& [code, role, stream, starts, ends, lane, carried, brings_parameters, by_parity,
-                 awaited, divides, via, scope, goes_on, operation, bytes, updates, parts, operands,
-                 waits, enters, leaves] = instruction;
-    Add(code, role, stream, starts, ends, lane, carried, brings_parameters, by_parity, awaited,
-        divides, via, scope, goes_on, operation, bytes, updates, parts, operands, waits, enters,
-        leaves);
-  }
-  void One(const FragmentMoment& moment) {
+  void One(const Moment& moment) {
     const auto& [kind, scope, begin, end, kernels] = moment;
     Add(kind, scope, begin, end, kernels);
   }
@@ -170,25 +164,13 @@ uint64_t Fingerprint(const ModelSpec& model) {
       .hash();
 }
 
-// Lists are the memory of what the instructions list.
-uint64_t Fingerprint(const Fragment& fragment) {
-  const auto& [instructions, moments, instruction_of, round_begins, again, of_state, of_save, lists,
-               lists_of_plan] = fragment;
-  return Fields()
-      .Add(instructions, moments, instruction_of, round_begins, again, of_state, of_save)
-      .hash();
-}
-
-// Operations and moments are in the fragments.
 uint64_t Fingerprint(const Plan& plan) {
-  const auto& [decisions, step_rounds, layout, table, scopes, operations, lists, moments,
-               gather_of_scope, carries_updates, unit_names] = plan;
-  Fields fields;
-  fields.Add(decisions, step_rounds, layout, table, scopes, gather_of_scope, carries_updates,
-             unit_names);
-  fields.Add(Fingerprint(Lower(plan, /*carrying=*/false)));
-  if (carries_updates) fields.Add(Fingerprint(Lower(plan, /*carrying=*/true)));
-  return fields.hash();
+  const auto& [decisions, step_rounds, layout, table, scopes, ops, memory, moments, gather_of_scope,
+               carries_updates, unit_names] = plan;
+  return Fields()
+      .Add(decisions, step_rounds, layout, table, scopes, ops, moments, gather_of_scope,
+           carries_updates, unit_names)
+      .hash();
 }
 
 }  // namespace ebb::sharding

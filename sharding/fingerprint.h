@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <string_view>
 
-#include "ebb/sharding/instructions.h"
 #include "ebb/sharding/model.h"
+#include "ebb/sharding/op_list.h"
 #include "ebb/sharding/plan.h"
 
 namespace ebb::sharding {
@@ -34,10 +34,7 @@ class Hasher {
 uint64_t Fingerprint(const ParameterSpec& parameter);
 // Hash of units, visits and parameters.
 uint64_t Fingerprint(const ModelSpec& model);
-// Hash of all that a fragment's instructions and moments say.
-uint64_t Fingerprint(const Fragment& fragment);
-// Hash of what is decided, where everything lies, and the fragments that the plan becomes: without
-// updates of the step before, and with them where it has any.
+// Hash of what is decided, where everything lies, and what runs. Waits follow from that.
 uint64_t Fingerprint(const Plan& plan);
 
 }  // namespace ebb::sharding

@@ -1,9 +1,9 @@
-// The last uses of every cell by all that has run. The first uses of a fragment wait for these,
-// whatever fragment ran before. A stream is only a line here and an event a number. The frontier
+// The last uses of every cell by all that has run. The first uses of a list wait for these,
+// whatever list ran before. A stream is only a line here and an event a number. The frontier
 // remembers how far each line is known to be behind the others, so that no wait comes twice.
 //
-// An event stands for its newest record, because an instruction touches the same cells each time it
-// runs. An instruction that touches cells by parity has an event for each parity.
+// An event stands for its newest record, because an operation touches the same cells each time it
+// runs. An operation that touches cells by parity has an event for each parity.
 #pragma once
 
 #include <array>
@@ -11,7 +11,7 @@
 #include <span>
 #include <vector>
 
-#include "ebb/sharding/instructions.h"
+#include "ebb/sharding/op_list.h"
 
 namespace ebb::sharding {
 
@@ -51,7 +51,7 @@ class Frontier {
     const Recorded& of = events_[event];
     return clocks_[line][of.line] >= of.number;
   }
-  // A fragment has ended early, so its last uses are not known. From now on these events, one of
+  // A list has ended early, so its last uses are not known. From now on these events, one of
   // each of their lines, stand for the uses of all cells on these lines.
   void SetFloor(std::vector<int> events);
   std::span<const int> floor() const { return floor_; }

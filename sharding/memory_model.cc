@@ -44,7 +44,7 @@ constexpr int kNowhere = -1;
 
 // Bytes between two places where an operand begins or ends.
 struct Cell {
-  int begin = kNowhere, last = kNowhere;  // instructions: of the value that is there now
+  int begin = kNowhere, last = kNowhere;  // operations: of the value that is there now
   bool from_before = false;               // a step reads it before it writes it
 };
 
@@ -62,29 +62,29 @@ class PoolCells {
 
   // Calls add(begin, last, bytes) for each value with a last use that is known now.
   template <class Add>
-  void Touch(const Operand& operand, int instruction, const Add& add) {
+  void Touch(const Operand& operand, int op, const Add& add) {
     const auto first = std::lower_bound(cuts_.begin(), cuts_.end(), operand.place.offset);
     const int64_t end = operand.place.offset + operand.bytes();
     for (auto at = static_cast<size_t>(first - cuts_.begin()); at < cuts_.size() && cuts_[at] < end;
          ++at) {
       Cell& cell = cells_[at];
-      const bool replaces = !Reads(operand.access) && cell.last != instruction;
+      const bool replaces = !Reads(operand.access) && cell.last != op;
       if (cell.begin == kNowhere && !replaces) {
         cell.from_before = true;
         cell.begin = 0;
       } else if (replaces) {
         if (cell.begin != kNowhere) add(cell.begin, cell.last, Bytes(at));
-        cell.begin = instruction;
+        cell.begin = op;
       }
-      cell.last = instruction;
+      cell.last = op;
     }
   }
   template <class Add>
-  void End(int instructions, const Add& add) {
+  void End(int ops, const Add& add) {
     for (size_t at = 0; at + 1 < cells_.size(); ++at) {
       const Cell& cell = cells_[at];
       if (cell.begin == kNowhere) continue;
-      add(cell.begin, cell.from_before ? instructions - 1 : cell.last, Bytes(at));
+      add(cell.begin, cell.from_before ? ops - 1 : cell.last, Bytes(at));
     }
   }
 
@@ -96,21 +96,21 @@ class PoolCells {
 
 }  // namespace
 
-std::vector<ClassBytes> AliveBytes(const Fragment& fragment, Tier tier) {
+std::vector<ClassBytes> AliveBytes(const OpList& list, Tier tier) {
   std::array<PoolCells, kStateClasses> pools;
   const auto counts = [tier](const Operand& operand) {
     return operand.access != Access::kNone && operand.place.tier == tier &&
            static_cast<int>(operand.place.pool) < kStateClasses;
   };
-  for (const Instruction& instruction : fragment.instructions) {
-    for (const Operand& operand : instruction.operands) {
+  for (const Op& op : list.ops) {
+    for (const Operand& operand : op.operands) {
       if (counts(operand)) pools[static_cast<size_t>(operand.place.pool)].Cut(operand);
     }
   }
   for (PoolCells& pool : pools) pool.Number();
 
-  // First the bytes that come at an instruction or go after a last use; then their running sum.
-  const int count = static_cast<int>(fragment.instructions.size());
+  // First the bytes that come at an operation or go after a last use; then their running sum.
+  const int count = static_cast<int>(list.ops.size());
   std::vector<ClassBytes> alive(static_cast<size_t>(count) + 1);
   const auto adder = [&](size_t of) {
     return [&alive, of](int begin, int last, int64_t bytes) {
@@ -119,7 +119,7 @@ std::vector<ClassBytes> AliveBytes(const Fragment& fragment, Tier tier) {
     };
   };
   for (int i = 0; i < count; ++i) {
-    for (const Operand& operand : fragment.instructions[i].operands) {
+    for (const Operand& operand : list.ops[i].operands) {
       if (!counts(operand)) continue;
       const auto of = static_cast<size_t>(operand.place.pool);
       pools[of].Touch(operand, i, adder(of));

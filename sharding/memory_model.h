@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "ebb/sharding/instructions.h"
+#include "ebb/sharding/op_list.h"
 #include "ebb/sharding/plan.h"
 #include "ebb/sharding/state.h"
 
@@ -25,8 +25,8 @@ int64_t StateStagingBytes(const PoolBytes& pools, bool has_gpu);
 inline constexpr int64_t kSaveBufferBytes = int64_t{32} << 20;
 int64_t SaveBytes(const PoolBytes& pools, bool has_gpu);
 
-// The bytes of a tier that are in use at each instruction: written before and read again later.
-// Pools hold memory all the time. These numbers show the instruction at which most of it is in use,
+// The bytes of a tier that are in use at each operation: written before and read again later.
+// Pools hold memory all the time. These numbers show the operation at which most of it is in use,
 // by class.
 //
 //   a gathered unit      gather |=====| its last kernels     its slot then holds another unit
@@ -34,8 +34,8 @@ int64_t SaveBytes(const PoolBytes& pools, bool has_gpu);
 //                                                            step reads it and has not written it
 using ClassBytes = std::array<int64_t, kStateClasses>;
 
-// By instruction of a step between others like it, on the rank that has the first slices. The
-// workspace does not count, because no instruction names it.
-std::vector<ClassBytes> AliveBytes(const Fragment& fragment, Tier tier);
+// By operation of a step between others like it, on the rank that has the first slices. The
+// workspace does not count, because no operation names it.
+std::vector<ClassBytes> AliveBytes(const OpList& list, Tier tier);
 
 }  // namespace ebb::sharding

@@ -45,6 +45,7 @@ class Axes {
  private:
   uint8_t bits_ = 0;
 };
+inline constexpr Axes kShardAxes{Axis::kOuter, Axis::kInner};
 inline constexpr Axes kDataAxes{Axis::kReplica, Axis::kOuter, Axis::kInner};
 inline constexpr Axes kWorldAxes{Axis::kPipeline, Axis::kReplica, Axis::kOuter, Axis::kInner,
                                  Axis::kTensor};

@@ -1,4 +1,4 @@
-// Operands of an instruction: places in pools and files, each with the number of elements and the
+// Operands of an operation: places in pools and files, each with the number of elements and the
 // dtype that are read or written.
 #pragma once
 
@@ -18,7 +18,7 @@ constexpr bool Writes(Access access) {
   return access == Access::kWrite || access == Access::kReadWrite;
 }
 
-// Bytes in a pool or file. kNone: the instruction has no such operand.
+// Bytes in a pool or file. kNone: the operation has no such operand.
 struct Operand {
   Place place = {};
   DType dtype = DType::kInt8;
@@ -38,7 +38,7 @@ struct Operand {
 // Messages of a step between host and device, and between ranks, as operands of Tier::kCpu and
 // StateClass::kControl. Offsets count cells, not bytes: the engine knows how many constants there
 // are. A cell by parity, for two steps at once, is a pair side by side. The first of the pair
-// belongs to the instruction's own step.
+// belongs to the operation's own step.
 struct ControlCells {
   explicit ControlCells(int units) : squares(0), scale((units + 1) / 2 * 2) {}
   int64_t squares;                            // by unit: the squares of its gradient's shard
@@ -71,7 +71,7 @@ struct UpdateDetail {
   int64_t begin = 0, end = 0;  // elements, of the part of the unit that a rank updates
   int states = 0;              // how many operands behind the parameter
   bool early = false;          // does not wait for its step's verdict
-  // Skipped or not, the parameter is made of the master, as the next instruction carries it to its
+  // Skipped or not, the parameter is made of the master, as the next operation carries it to its
   // place.
   bool keeps_parameter = false;
   // Stochastic rounding draws its bits from the unit's name and the element's number in the unit:

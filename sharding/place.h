@@ -15,10 +15,11 @@ namespace ebb::sharding {
 struct Place {
   Tier tier = Tier::kDevice;
   StateClass pool{};
+  bool of_secondary = false;  // per_slice: of hpZ's secondary copies
+  int row = -1;               // the array (Table::rows); -1: of a control cell, or of a call
   int64_t offset = 0;
-  int64_t per_slice = 0;  // plus this times the number of the rank's slice ...
-  // ... or, with hpZ, times the number of the rank's part of a secondary copy
-  bool of_secondary = false;
+  // Plus this times the number of the rank's slice, or of its part of a secondary copy.
+  int64_t per_slice = 0;
 
   Place Plus(int64_t bytes) const {
     Place further = *this;
@@ -28,8 +29,8 @@ struct Place {
   friend bool operator==(const Place&, const Place&) = default;
   template <class H>
   friend H AbslHashValue(H hash, const Place& place) {
-    return H::combine(std::move(hash), place.tier, place.pool, place.offset, place.per_slice,
-                      place.of_secondary);
+    return H::combine(std::move(hash), place.tier, place.pool, place.of_secondary, place.row,
+                      place.offset, place.per_slice);
   }
 };
 

@@ -8,30 +8,11 @@
 #include "ebb/runtime/base/status_macros.h"
 #include "ebb/sharding/fit/advice.h"
 #include "ebb/sharding/fit/budget.h"
-#include "ebb/sharding/lower/plan_writer.h"
-#include "ebb/sharding/lower/swap_ins.h"
+#include "ebb/sharding/lower/emit.h"
+#include "ebb/sharding/lower/op_writer.h"
 #include "ebb/sharding/passes/rows.h"
 
 namespace ebb::sharding {
-
-std::string_view Name(OperationKind kind) {
-  constexpr std::string_view kNames[kOperationKinds] = {
-      "mark",           "gather",         "fill secondary",  "gather secondary",
-      "cast",           "reduce",         "all-reduce",      "round",
-      "accumulate",     "norm",           "gather gradient", "seal",
-      "exchange",       "conclude",       "parameter norms", "seal norms",
-      "exchange norms", "conclude norms", "copy control",    "update",
-      "refresh",        "read",           "upload",          "download",
-      "write",          "cast masters"};
-  return kNames[static_cast<int>(kind)];
-}
-
-std::string_view Name(StreamId stream) {
-  constexpr std::string_view kNames[kStreams] = {
-      "compute",  "gather",      "reduce",          "update",      "upload", "download",
-      "host sum", "host update", "read parameters", "read states", "write"};
-  return kNames[static_cast<int>(stream)];
-}
 
 namespace {
 
@@ -146,6 +127,7 @@ absl::StatusOr<Plan> Build(const PlanInputs& inputs, int rounds, bool hold_updat
   // Evaluations come when they like, and leave to steps what those have filled.
   if (kind == PlanKind::kWalk) base.limits.has_secondary = false;
   const Residency residency = PlanResidency(plan.scopes, base.elements, d.kept_whole, base.limits);
+  MarkReleases(residency, plan.scopes);
   const Reduction reduction =
       PlanReduction(plan.scopes, plan.layout, d, visits, ReduceGroupBytes(config));
   for (size_t s = 0; s < plan.scopes.size(); ++s)
@@ -208,27 +190,55 @@ absl::StatusOr<Plan> PlanDrain(const PlanInputs& inputs) {
 
 int64_t Plan::OwnBytes() const {
   const auto held = [](const auto& list) { return list.capacity() * sizeof(list.front()); };
-  return static_cast<int64_t>(held(operations) + held(moments) + held(scopes) +
-                              held(gather_of_scope)) +
-         lists->bytes();
+  return static_cast<int64_t>(held(ops) + held(moments) + held(scopes) + held(gather_of_scope)) +
+         memory->bytes();
 }
 
-std::span<const Operation> Plan::MiddleRound() const {
+std::span<const Op> Plan::MiddleRound() const {
   if (decisions.rounds != kPlannedRounds || scopes.empty()) return {};
   const size_t ticks = 2 * scopes.size() / kPlannedRounds;
   const auto begin = static_cast<size_t>(moments[1 + ticks].begin),
              end = static_cast<size_t>(moments[1 + 2 * ticks].begin);
-  return std::span(operations).subspan(begin, end - begin);
+  return std::span(ops).subspan(begin, end - begin);
 }
 
-int64_t Plan::BytesOf(OperationKind kind, int rounds) const {
-  const auto sum = [kind](std::span<const Operation> of) {
+int64_t Plan::BytesOf(Role role, int rounds) const {
+  const auto sum = [role](std::span<const Op> of) {
     int64_t bytes = 0;
-    for (const Operation& operation : of) bytes += operation.kind == kind ? operation.bytes : 0;
+    for (const Op& op : of) bytes += op.role == role ? op.bytes : 0;
     return bytes;
   };
   const int again = (rounds == 0 ? step_rounds : rounds) - decisions.rounds;
-  return sum(operations) + again * sum(MiddleRound());
+  return sum(ops) + again * sum(MiddleRound());
+}
+
+int64_t Plan::Shown() const {
+  return std::count_if(ops.begin(), ops.end(), [](const Op& op) { return op.number >= 0; });
+}
+
+OpList ListOf(const Plan& plan, bool carrying) {
+  OpList list{.again = plan.step_rounds - plan.decisions.rounds, .memory = plan.memory};
+  list.ops.reserve(plan.ops.size());
+  int round = 0;
+  for (Moment moment : plan.moments) {
+    if (moment.kind == Moment::kOpen && plan.decisions.rounds == kPlannedRounds &&
+        plan.scopes[moment.scope].round > round) {
+      ++round;
+      list.round_begins.push_back(list.size());
+    }
+    const int begin = list.size();
+    for (int index = moment.begin; index < moment.end; ++index) {
+      const Op& op = plan.ops[index];
+      const bool runs = op.runs(carrying);
+      if (op.number >= 0) list.index_of.push_back(runs ? list.size() : -1);
+      if (runs) list.ops.push_back(op);
+    }
+    moment.begin = begin;
+    moment.end = list.size();
+    if (moment.kernels >= 0) moment.kernels = moment.end - 1;
+    list.moments.push_back(moment);
+  }
+  return list;
 }
 
 }  // namespace ebb::sharding

@@ -1,4 +1,4 @@
-// Facts that an engine asks of a plan beside its instructions. They hold for every step of the
+// Facts that an engine asks of a plan beside its operations. They hold for every step of the
 // plan.
 #pragma once
 

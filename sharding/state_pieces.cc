@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <initializer_list>
+#include <memory>
 #include <utility>
 
 namespace ebb::sharding {
@@ -98,46 +99,40 @@ Passing PassingOf(const StagedRun& run, size_t part) {
 
 class StateLowering {
  public:
-  StateLowering() { fragment_.of_state = true; }
+  StateLowering() { list_.of_state = true; }
 
   void Move(Operand from, Operand to) {
     from.access = Access::kRead;
     to.access = Access::kWrite;
     operands_.insert(operands_.end(), {from, to});
   }
-  void Add(Instruction instruction, int unit = -1) {
-    if (operands_.empty() && instruction.code != Code::kReadAsync) return;
-    instruction.starts = LineOf(instruction.stream);
-    instruction.ends = EndOf(instruction.stream);
-    instruction.operands = fragment_.lists->operands.Keep(operands_);
+  void Add(Role role, StreamId stream, int unit = -1) {
+    if (operands_.empty() && role != Role::kSave) return;
+    Op op{.role = role,
+          .stream = stream,
+          .starts = LineOf(stream),
+          .ends = EndOf(stream),
+          .operands = memory_->operands.Keep(operands_)};
     if (unit >= 0) {
       const Part part{.unit = unit};
-      instruction.parts = fragment_.lists->parts.Keep({&part, 1});
+      op.parts = memory_->parts.Keep({&part, 1});
     }
     operands_.clear();
-    fragment_.instructions.push_back(instruction);
+    list_.ops.push_back(op);
   }
   void AddRead(const Place& file) {
-    Add({.code = Code::kRead,
-         .role = OperationKind::kRead,
-         .stream = file.pool == StateClass::kParameter ? StreamId::kReadParameters
-                                                       : StreamId::kReadStates});
-  }
-  void AddCopy(OperationKind role, StreamId stream) {
-    Add({.code = Code::kCopy, .role = role, .stream = stream});
-  }
-  void AddGather(OperationKind role, int unit) {
-    Add({.code = Code::kAllGather,
-         .role = role,
-         .stream = StreamId::kGather,
-         .lane = Lane::kGather},
-        unit);
+    const bool of_parameters = file.pool == StateClass::kParameter;
+    Add(Role::kRead, of_parameters ? StreamId::kReadParameters : StreamId::kReadStates);
   }
   std::vector<Operand>& operands() { return operands_; }
-  Fragment Take() { return std::move(fragment_); }
+  OpList Take() {
+    list_.memory = std::move(memory_);
+    return std::move(list_);
+  }
 
  private:
-  Fragment fragment_;
+  OpList list_;
+  std::shared_ptr<OpMemory> memory_ = std::make_shared<OpMemory>();
   std::vector<Operand> operands_;
 };
 
@@ -157,7 +152,7 @@ StagedRun::StagedRun(const StateRun& of, const Place& staging, bool reaches_devi
   }
 }
 
-Fragment LowerStateRead(const StagedRun& run) {
+OpList LowerStateRead(const StagedRun& run) {
   StateLowering lowering;
   for (size_t part = 0; part < run.staged.size(); ++part) {
     if (!run.staged[part]) continue;
@@ -166,13 +161,13 @@ Fragment LowerStateRead(const StagedRun& run) {
     if (passing.stored.place.tier == Tier::kNvme) {
       lowering.AddRead(passing.stored.place);
     } else {
-      lowering.AddCopy(OperationKind::kDownload, StreamId::kReduce);
+      lowering.Add(Role::kDownload, StreamId::kReduce);
     }
   }
   return lowering.Take();
 }
 
-Fragment LowerStateEdges(const StagedRun& run) {
+OpList LowerStateEdges(const StagedRun& run) {
   StateLowering lowering;
   for (size_t part = 0; part < run.staged.size(); ++part) {
     const Operand& stored = run.run.stored[part];
@@ -191,29 +186,28 @@ Fragment LowerStateEdges(const StagedRun& run) {
   return lowering.Take();
 }
 
-Fragment LowerStateWrite(const StagedRun& run) {
+OpList LowerStateWrite(const StagedRun& run) {
   StateLowering lowering;
   for (size_t part = 0; part < run.staged.size(); ++part) {
     if (!run.staged[part]) continue;
     const Passing passing = PassingOf(run, part);
     lowering.Move(passing.staging, passing.stored);
     if (passing.stored.place.tier == Tier::kNvme) {
-      lowering.Add(
-          {.code = Code::kWrite, .role = OperationKind::kWrite, .stream = StreamId::kWrite});
+      lowering.Add(Role::kWrite, StreamId::kWrite);
     } else {
-      lowering.AddCopy(OperationKind::kUpload, StreamId::kReduce);
+      lowering.Add(Role::kUpload, StreamId::kReduce);
     }
   }
   return lowering.Take();
 }
 
-Fragment LowerStateUpload(const Plan& plan, const StateArray& array, const StagedRun& run) {
+OpList LowerStateUpload(const Plan& plan, const StateArray& array, const StagedRun& run) {
   StateLowering lowering;
   const Operand& stored = run.run.stored[0];
   const int to = GatheredFrom(plan.table, array.unit, array.trainable);
   lowering.Move(OperandAt(run.host[0], stored.dtype, stored.count),
                 OperandAt(plan.table.OwnSlice(to, run.run.begin), stored.dtype, stored.count));
-  lowering.AddCopy(OperationKind::kUpload, StreamId::kUpload);
+  lowering.Add(Role::kUpload, StreamId::kUpload);
   return lowering.Take();
 }
 
@@ -224,14 +218,14 @@ std::vector<int> UnitsByUpdate(const Plan& plan) {
     if (!has[unit]) units.push_back(unit);
     has[unit] = true;
   };
-  for (const Operation& operation : plan.operations) {
-    if (operation.kind == OperationKind::kUpdate) add(operation.parts.front().unit);
+  for (const Op& op : plan.ops) {
+    if (op.role == Role::kUpdate) add(op.parts.front().unit);
   }
   for (int unit = 0; unit < static_cast<int>(has.size()); ++unit) add(unit);
   return units;
 }
 
-Fragment LowerAsyncRead(const Plan& plan, int shard, bool has_second_places) {
+OpList LowerAsyncRead(const Plan& plan, int shard, bool has_second_places) {
   const std::vector<int> units = UnitsByUpdate(plan);
   StateLowering lowering;
   const auto in_second_place = [&](const Operand& stored) {
@@ -254,31 +248,30 @@ Fragment LowerAsyncRead(const Plan& plan, int shard, bool has_second_places) {
     for (int state = 0; state < plan.decisions.optimizer_states; ++state)
       add({.what = StateClass::kOptimizer, .unit = unit, .state = state});
   };
-  // Updates of arrays with a second place wait for this instruction alone.
+  // Updates of arrays with a second place wait for this operation alone.
   if (of_moved) {
     for (const int unit : units) add_unit(unit);
-    lowering.Add({.code = Code::kKernels, .role = OperationKind::kMark});
+    lowering.Add(Role::kMark, StreamId::kCompute);
     of_moved = false;
   }
   for (const int unit : units) {
     add_unit(unit);
-    lowering.Add({.code = Code::kReadAsync, .role = OperationKind::kDownload}, unit);
+    lowering.Add(Role::kSave, StreamId::kCompute, unit);
   }
-  Fragment fragment = lowering.Take();
-  for (Instruction& instruction : fragment.instructions)
-    instruction.starts = instruction.ends = kAsyncReads;
-  fragment.of_state = false;
-  return fragment;
+  OpList list = lowering.Take();
+  for (Op& op : list.ops) op.starts = op.ends = kAsyncReads;
+  list.of_state = false;
+  return list;
 }
 
-Fragment LowerGather(const Plan& plan, int unit) {
+OpList LowerGather(const Plan& plan, int unit) {
   StateLowering lowering;
   AddGather(plan.table, unit, lowering.operands());
-  lowering.AddGather(OperationKind::kGather, unit);
+  lowering.Add(Role::kGather, StreamId::kGather, unit);
   return lowering.Take();
 }
 
-Fragment LowerSpread(const Plan& plan, int unit, const SpreadClasses& classes) {
+OpList LowerSpread(const Plan& plan, int unit, const SpreadClasses& classes) {
   const Decisions& d = plan.decisions;
   const Table& table = plan.table;
   const Section& section = SectionOf(plan, unit, true);
@@ -288,7 +281,7 @@ Fragment LowerSpread(const Plan& plan, int unit, const SpreadClasses& classes) {
     place.per_slice = section.shard * SizeOf(dtype);
     lowering.Move(OperandAt(place, dtype, section.shard), all);
   };
-  const auto gather = [&] { lowering.AddGather(OperationKind::kRefresh, unit); };
+  const auto gather = [&] { lowering.Add(Role::kRefresh, StreamId::kGather, unit); };
   if (d.stage == 0 && section.shard > 0) {
     const bool masters = classes.masters && d.master_size(unit) > 0;
     const Place master = table.PlaceOf(table.Find(Purpose::kMaster, unit));

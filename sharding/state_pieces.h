@@ -1,4 +1,4 @@
-// State that a call asks for between steps: where elements of a rank's slice live, and instructions
+// State that a call asks for between steps: where elements of a rank's slice live, and operations
 // that bring them to the host and back. Made run by run: a shard has up to millions of runs.
 //
 //   file      | block | block | block | block |      whole blocks pass through the staging: a write
@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "ebb/sharding/instructions.h"
+#include "ebb/sharding/op_list.h"
 #include "ebb/sharding/placement.h"
 #include "ebb/sharding/plan.h"
 
@@ -68,27 +68,27 @@ struct StagedRun {
   std::array<bool, 2> staged = {};
 };
 
-// All instructions of one fragment may run at once.
-Fragment LowerStateRead(const StagedRun& run);
+// All operations of one list may run at once.
+OpList LowerStateRead(const StagedRun& run);
 // Reads the blocks of the disk that a coming write covers in part.
-Fragment LowerStateEdges(const StagedRun& run);
-Fragment LowerStateWrite(const StagedRun& run);
+OpList LowerStateEdges(const StagedRun& run);
+OpList LowerStateWrite(const StagedRun& run);
 // From where the host finds a run's parameters to this rank's slice on the device.
-Fragment LowerStateUpload(const Plan& plan, const StateArray& array, const StagedRun& run);
+OpList LowerStateUpload(const Plan& plan, const StateArray& array, const StagedRun& run);
 
 // Units in the order of their updates, then the units without one.
 std::vector<int> UnitsByUpdate(const Plan& plan);
-// One instruction for each unit, in that order, about all of this rank's masters, frozen parameters
+// One operation for each unit, in that order, about all of this rank's masters, frozen parameters
 // and states. `has_second_places`: masters and states on NVMe stay where they are during the
-// instruction. An instruction before them, for all units, waits until they are there.
-Fragment LowerAsyncRead(const Plan& plan, int shard, bool has_second_places);
+// operation. An operation before them, for all units, waits until they are there.
+OpList LowerAsyncRead(const Plan& plan, int shard, bool has_second_places);
 
 // The unit from all ranks' slices, alone.
-Fragment LowerGather(const Plan& plan, int unit);
+OpList LowerGather(const Plan& plan, int unit);
 // Fills what all ranks keep whole of a unit from their slices of it.
 struct SpreadClasses {
   bool masters = false, parameters = false, states = false;
 };
-Fragment LowerSpread(const Plan& plan, int unit, const SpreadClasses& classes);
+OpList LowerSpread(const Plan& plan, int unit, const SpreadClasses& classes);
 
 }  // namespace ebb::sharding

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <memory>
 
 namespace ebb::sharding {
 namespace {
@@ -46,19 +47,18 @@ int64_t Cells::EndOf(const Operand& operand) const {
   return place.offset + (slices - 1) * place.per_slice + operand.bytes();
 }
 
-Cells::Cells(std::span<const Fragment* const> fragments, int units, int slices,
-             int secondary_slices)
+Cells::Cells(std::span<const OpList* const> lists, int units, int slices, int secondary_slices)
     : slices_(slices), secondary_slices_(secondary_slices), control_(units) {
   std::map<std::pair<int, int>, std::vector<const Operand*>> touched;
-  for (const Fragment* fragment : fragments) {
-    for (const Instruction& instruction : fragment->instructions) {
-      for (const Operand& operand : instruction.operands) {
+  for (const OpList* list : lists) {
+    for (const Op& op : list->ops) {
+      for (const Operand& operand : op.operands) {
         if (operand.access != Access::kNone && !IsControl(operand))
           touched[KeyOf(operand.place)].push_back(&operand);
       }
     }
   }
-  // Other fragments may touch pools that these do not touch.
+  // Other lists may touch pools that these do not touch.
   for (int tier = 0; tier < kTiers; ++tier) {
     for (int pool = 0; pool < kStateClasses; ++pool)
       pools_[KeyOf({.tier = static_cast<Tier>(tier), .pool = static_cast<StateClass>(pool)})];
@@ -115,7 +115,7 @@ Cells::Cells(std::span<const Fragment* const> fragments, int units, int slices,
   }
   count_ = static_cast<int>(control_.count());
   for (auto& [key, pool] : pools_) {
-    // Steps of other rounds use other slots, so bytes that this fragment does not touch still
+    // Steps of other rounds use other slots, so bytes that this list does not touch still
     // count.
     pool.cuts.push_back(0);
     pool.cuts.push_back(std::numeric_limits<int64_t>::max());
@@ -169,16 +169,19 @@ namespace {
 
 class Derivation {
  public:
-  Derivation(const Cells& cells, Fragment& fragment)
+  Derivation(const Cells& cells, OpList& list)
       : cells_(cells),
-        fragment_(fragment),
+        list_(list),
         of_cell_(static_cast<size_t>(cells.count())),
-        over_(fragment.instructions.size()) {}
+        over_(list.ops.size()) {
+    list.waits.assign(list.ops.size(), {});
+    list.wait_memory = memory_;
+  }
 
-  void Run(int begin, int end);  // instructions; none before `begin` counts
+  void Run(int begin, int end);  // operations; none before `begin` counts
 
  private:
-  using Clock = std::array<int, kLines>;  // by line: the last instruction that is over; -1: none
+  using Clock = std::array<int, kLines>;  // by line: the last operation that is over; -1: none
   static Clock None() {
     Clock none;
     none.fill(-1);
@@ -187,7 +190,7 @@ class Derivation {
   struct CellState {
     int writer = -1;
     Clock readers = None();  // by line, since the write
-    uint32_t entered = 0;    // lines on which a reader has started that waits for earlier fragments
+    uint32_t entered = 0;    // lines on which a reader has started that waits for earlier lists
     bool written_later = false;
     uint32_t read_later = 0;  // lines
   };
@@ -197,7 +200,7 @@ class Derivation {
     bool by_parity = false;
   };
 
-  void FindTouches(const Instruction& instruction);
+  void FindTouches(const Op& op);
   std::span<const CellTouch> TouchesOf(int index) const {
     const auto at = static_cast<size_t>(index - first_);
     return std::span(touches_).subspan(first_touch_[at], first_touch_[at + 1] - first_touch_[at]);
@@ -206,35 +209,36 @@ class Derivation {
   void Leave(int index);
 
   const Cells& cells_;
-  Fragment& fragment_;
+  OpList& list_;
+  const std::shared_ptr<WaitMemory> memory_ = std::make_shared<WaitMemory>();
   std::vector<CellState> of_cell_;
-  std::vector<Clock> over_;  // by instruction: the instructions that are over when it is
+  std::vector<Clock> over_;  // by operation: the operations that are over when it is
   std::array<Clock, kLines> clocks_;
-  std::vector<CellTouch> touches_;   // of all instructions, one behind the other
-  std::vector<size_t> first_touch_;  // by instruction from the first on
+  std::vector<CellTouch> touches_;   // of all operations, one behind the other
+  std::vector<size_t> first_touch_;  // by operation from the first on
   int first_ = 0;
   std::vector<CellRange> ranges_;
   std::vector<int> candidates_, waits_;
   std::vector<CellUse> uses_;
 };
 
-// Cells of the next instruction, each once. A carried instruction uses those of the other parity.
-void Derivation::FindTouches(const Instruction& instruction) {
+// Cells of the next operation, each once. A carried operation uses those of the other parity.
+void Derivation::FindTouches(const Op& op) {
   const auto first = static_cast<std::ptrdiff_t>(touches_.size());
-  for (const Operand& operand : instruction.operands) {
+  for (const Operand& operand : op.operands) {
     ranges_.clear();
     cells_.Find(operand, ranges_);
     const bool control = operand.place.pool == StateClass::kControl;
     for (const auto& [begin, end] : ranges_) {
       for (int cell = begin; cell < end; ++cell) {
         const bool by_parity = control && cells_.control().by_parity(cell);
-        touches_.push_back({.cell = by_parity && instruction.carried ? cell ^ 1 : cell,
+        touches_.push_back({.cell = by_parity && op.carried() ? cell ^ 1 : cell,
                             .access = operand.access,
                             .by_parity = by_parity});
       }
     }
   }
-  if (instruction.operands.size() > 1) {
+  if (op.operands.size() > 1) {
     std::sort(touches_.begin() + first, touches_.end(),
               [](const CellTouch& a, const CellTouch& b) { return a.cell < b.cell; });
     auto kept = touches_.begin() + first;
@@ -251,9 +255,9 @@ void Derivation::FindTouches(const Instruction& instruction) {
 }
 
 void Derivation::Await(int index) {
-  Instruction& instruction = fragment_.instructions[index];
-  Clock& clock = clocks_[instruction.starts];
-  FindTouches(instruction);
+  const Op& op = list_.ops[index];
+  Clock& clock = clocks_[op.starts];
+  FindTouches(op);
   const std::span<const CellTouch> touches = TouchesOf(index);
   candidates_.clear();
   for (const CellTouch& touch : touches) {
@@ -267,17 +271,17 @@ void Derivation::Await(int index) {
   std::sort(candidates_.begin(), candidates_.end(), std::greater<>());
   waits_.clear();
   for (int candidate : candidates_) {
-    Instruction& other = fragment_.instructions[candidate];
+    const Op& other = list_.ops[candidate];
     if (clock[other.ends] >= candidate) continue;
     waits_.push_back(candidate);
-    other.awaited = true;
+    list_.waits[candidate].awaited = true;
     const Clock& over = over_[candidate];
     for (size_t l = 0; l < clock.size(); ++l) clock[l] = std::max(clock[l], over[l]);
   }
-  instruction.waits = fragment_.lists->waits.Keep(waits_);
-  // Uses before the fragment: readers on the same line have waited for its last write already.
+  list_.waits[index].on = memory_->on.Keep(waits_);
+  // Uses before the list: readers on the same line have waited for its last write already.
   uses_.clear();
-  const uint32_t line = 1u << instruction.starts;
+  const uint32_t line = 1u << op.starts;
   for (const CellTouch& touch : touches) {
     CellState& cell = of_cell_[touch.cell];
     if (cell.writer >= 0) continue;
@@ -286,26 +290,26 @@ void Derivation::Await(int index) {
     cell.entered |= line;
     uses_.push_back({.cell = touch.cell, .writes = writes, .by_parity = touch.by_parity});
   }
-  instruction.enters = fragment_.lists->uses.Keep(uses_);
+  list_.waits[index].enters = memory_->uses.Keep(uses_);
   for (const CellTouch& touch : touches) {
     CellState& cell = of_cell_[touch.cell];
     if (Writes(touch.access)) {
       cell.writer = index;
       cell.readers = None();
     } else {
-      cell.readers[instruction.ends] = index;
+      cell.readers[op.ends] = index;
     }
   }
-  Clock& ends = clocks_[instruction.ends];
+  Clock& ends = clocks_[op.ends];
   for (size_t l = 0; l < ends.size(); ++l) ends[l] = std::max(ends[l], clock[l]);
-  ends[instruction.ends] = index;
+  ends[op.ends] = index;
   over_[index] = ends;
 }
 
 void Derivation::Leave(int index) {
-  Instruction& instruction = fragment_.instructions[index];
+  const Op& op = list_.ops[index];
   uses_.clear();
-  const uint32_t line = 1u << instruction.ends;
+  const uint32_t line = 1u << op.ends;
   for (const CellTouch& touch : TouchesOf(index)) {
     CellState& cell = of_cell_[touch.cell];
     if (cell.written_later) continue;
@@ -318,8 +322,8 @@ void Derivation::Leave(int index) {
     }
     uses_.push_back({.cell = touch.cell, .writes = writes, .by_parity = touch.by_parity});
   }
-  instruction.leaves = fragment_.lists->uses.Keep(uses_);
-  instruction.awaited |= !uses_.empty();
+  list_.waits[index].leaves = memory_->uses.Keep(uses_);
+  list_.waits[index].awaited |= !uses_.empty();
 }
 
 void Derivation::Run(int begin, int end) {
@@ -334,33 +338,33 @@ void Derivation::Run(int begin, int end) {
 
 }  // namespace
 
-void DeriveWaits(const Cells& cells, Fragment& fragment) {
-  Derivation derivation(cells, fragment);
+void DeriveWaits(const Cells& cells, OpList& list) {
+  Derivation derivation(cells, list);
   int begin = 0;
-  for (int next : fragment.round_begins) {
+  for (int next : list.round_begins) {
     derivation.Run(begin, next);
     begin = next;
   }
-  derivation.Run(begin, static_cast<int>(fragment.instructions.size()));
+  derivation.Run(begin, static_cast<int>(list.ops.size()));
 }
 
 // Backwards from the end: which cells are read later, and have not been written in between.
-std::vector<int> FindToBringAgain(const Cells& cells, const Fragment& fragment, int next) {
+std::vector<int> FindToBringAgain(const Cells& cells, const OpList& list, int next) {
   std::vector<uint8_t> is_read(static_cast<size_t>(cells.count()), 0);
   std::vector<CellRange> ranges;
   std::vector<int> again;
-  for (int index = static_cast<int>(fragment.instructions.size()); index-- > 0;) {
-    const Instruction& instruction = fragment.instructions[index];
+  for (int index = static_cast<int>(list.ops.size()); index-- > 0;) {
+    const Op& op = list.ops[index];
     const auto for_cells = [&](bool (*touches)(Access), auto visit) {
       ranges.clear();
-      for (const Operand& operand : instruction.operands)
+      for (const Operand& operand : op.operands)
         if (touches(operand.access)) cells.Find(operand, ranges);
       for (const auto& [begin, end] : ranges)
         std::for_each(is_read.begin() + begin, is_read.begin() + end, visit);
     };
     bool runs = index >= next;
     // Secondary shards stay: an evaluation does not touch them.
-    const bool brings = !runs && instruction.brings_parameters;
+    const bool brings = !runs && FactsOf(op.role).brings_parameters;
     for_cells(Writes, [&](uint8_t& cell) {
       runs |= brings && cell != 0;
       cell = 0;
@@ -373,16 +377,16 @@ std::vector<int> FindToBringAgain(const Cells& cells, const Fragment& fragment, 
   return again;
 }
 
-std::vector<int> FindCarried(const Fragment& fragment, int next) {
+std::vector<int> FindCarried(const OpList& list, int next) {
   std::vector<int> carried;
-  for (int index = next; index < static_cast<int>(fragment.instructions.size()); ++index)
-    if (fragment.instructions[index].carried) carried.push_back(index);
+  for (int index = next; index < static_cast<int>(list.ops.size()); ++index)
+    if (list.ops[index].carried()) carried.push_back(index);
   return carried;
 }
 
 bool HasCarriedFrom(const Plan& plan, size_t moment) {
-  return std::any_of(plan.operations.begin() + plan.moments[moment].begin, plan.operations.end(),
-                     [](const Operation& of) { return of.condition == Condition::kCarrying; });
+  return std::any_of(plan.ops.begin() + plan.moments[moment].begin, plan.ops.end(),
+                     [](const Op& of) { return of.carried(); });
 }
 
 }  // namespace ebb::sharding

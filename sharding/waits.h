@@ -1,4 +1,4 @@
-// The waits of an instruction follow from its operands: it waits for every earlier instruction in
+// The waits of an operation follow from its operands: it waits for every earlier operation in
 // conflict with it. Two are in conflict if they touch the same bytes and one of them writes. A wait
 // that streams and other waits guarantee anyway is left out.
 //
@@ -18,7 +18,8 @@
 #include <utility>
 #include <vector>
 
-#include "ebb/sharding/instructions.h"
+#include "ebb/sharding/op_list.h"
+#include "ebb/sharding/plan.h"
 
 namespace ebb::sharding {
 
@@ -27,16 +28,16 @@ using CellRange = std::pair<int, int>;
 
 class Cells {
  public:
-  // Cells of all operands of these fragments. `slices`: ranks that a unit is cut over;
+  // Cells of all operands of these lists. `slices`: ranks that a unit is cut over;
   // `secondary_slices`: ranks that a secondary copy of it is cut over, if any.
-  Cells(std::span<const Fragment* const> fragments, int units, int slices, int secondary_slices);
-  Cells(std::span<const Fragment* const> fragments, const Plan& plan)
-      : Cells(fragments, static_cast<int>(plan.layout.units.size()), plan.decisions.shards,
+  Cells(std::span<const OpList* const> lists, int units, int slices, int secondary_slices);
+  Cells(std::span<const OpList* const> lists, const Plan& plan)
+      : Cells(lists, static_cast<int>(plan.layout.units.size()), plan.decisions.shards,
               plan.decisions.secondary_shards) {}
 
   int count() const { return count_; }
   const ControlCells& control() const { return control_; }
-  // Adds to `ranges` the cells that an operand touches; also for fragments that were not given.
+  // Adds to `ranges` the cells that an operand touches; also for lists that were not given.
   void Find(const Operand& operand, std::vector<CellRange>& ranges) const;
 
  private:
@@ -61,21 +62,21 @@ class Cells {
   std::map<std::pair<int, int>, Pool> pools_;
 };
 
-// Writes waits, enters, leaves and awaited of every instruction.
-void DeriveWaits(const Cells& cells, Fragment& fragment);
+// Writes OpList::waits.
+void DeriveWaits(const Cells& cells, OpList& list);
 
 // A step that an evaluation interrupts finds other contents in the memory that parameters pass
-// through. Instructions of its own bring again the data that the rest of the step reads:
+// through. Operations of its own bring again the data that the rest of the step reads:
 //
 //   step     read u3 | upload u3 | gather u3 |- evaluation -|                           kernels u3
 //   again                                     read u3 | upload u3 | gather u3
 //
-// Instructions before `next`, in their order. The waits between them hold only if all instructions
-// run, so each of these comes behind a fence. The fragment is one without carried updates.
-std::vector<int> FindToBringAgain(const Cells& cells, const Fragment& fragment, int next);
+// Operations before `next`, in their order. The waits between them hold only if all operations
+// run, so each of these comes behind a fence. The list is one without carried updates.
+std::vector<int> FindToBringAgain(const Cells& cells, const OpList& list, int next);
 
 // Carried updates from `next` on, with their moves. Each comes behind a fence, likewise.
-std::vector<int> FindCarried(const Fragment& fragment, int next);
+std::vector<int> FindCarried(const OpList& list, int next);
 // Whether carried updates have their place in this moment of the plan or in a later one. The same
 // on every rank, also where the step before has left none.
 bool HasCarriedFrom(const Plan& plan, size_t moment);

@@ -20,7 +20,7 @@ DType Program::gradient() const {
   return plan_->decisions.gradient;
 }
 int64_t Program::operations() const {
-  return std::ssize(plan_->operations);
+  return plan_->Shown();
 }
 int64_t Program::own_bytes() const {
   return plan_->OwnBytes();

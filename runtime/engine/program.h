@@ -42,12 +42,12 @@ class Program {
   std::vector<CommunicationRow> communication() const;
 
   // For people: a line with ranks, stage, rounds, when updates run and why; and a table of all
-  // operations, with their streams, bytes, addresses and waits. The table begins with that line. At
+  // operations, with their streams, bytes, arrays and waits. The table begins with that line. At
   // most three rounds are listed: the middle one stands for all between the first and the last.
   std::string headline() const;
   std::string table() const;
 
-  // The instructions and addresses, for Ebb's own tests and benchmarks: the type is not public.
+  // The operations and addresses, for Ebb's own tests and benchmarks: the type is not public.
   const sharding::Plan& plan() const { return *plan_; }
 
  private:

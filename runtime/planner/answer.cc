@@ -17,7 +17,7 @@
 namespace ebb::planner {
 namespace {
 
-using sharding::Fragment;
+using sharding::OpList;
 using sharding::PlannedScope;
 using sharding::Resource;
 
@@ -26,22 +26,21 @@ bool IsBlock(const ModelVisit* visit) {
 }
 
 // The workspace has the kept tensors of every block that is between its forward and its backward.
-Peak PeakOf(const sharding::Plan& plan, const Fragment& fragment,
+Peak PeakOf(const sharding::Plan& plan, const OpList& list,
             std::span<const ModelVisit* const> visits, const Pass& pass,
             const Activations& activations) {
   const auto blocks = std::count_if(visits.begin(), visits.end(), IsBlock);
   const int64_t least = activations.scratch + activations.batch,
                 of_block =
                     blocks == 0 || pass.recompute ? activations.kept : activations.kept / blocks;
-  const std::vector<sharding::ClassBytes> alive = sharding::AliveBytes(fragment, Tier::kDevice);
+  const std::vector<sharding::ClassBytes> alive = sharding::AliveBytes(list, Tier::kDevice);
   Peak peak{.moment = "the begin of a step"};
   int64_t workspace = least, kept = 0;
   std::string moment = peak.moment;
   for (size_t i = 0; i < alive.size(); ++i) {
-    const sharding::Instruction& instruction = fragment.instructions[i];
-    if (instruction.code == sharding::Code::kKernels && instruction.scope >= 0 &&
-        !instruction.goes_on) {
-      const PlannedScope& scope = plan.scopes[instruction.scope];
+    const sharding::Op& op = list.ops[i];
+    if (op.code() == sharding::Code::kKernels && op.scope >= 0 && !op.goes_on) {
+      const PlannedScope& scope = plan.scopes[op.scope];
       const bool is_block = IsBlock(visits[scope.visit]);
       if (is_block && (pass.recompute || !scope.backward)) kept += of_block;
       workspace = least + std::min(kept, activations.kept);
@@ -94,7 +93,7 @@ absl::StatusOr<Resolved> Resolve(const Question& question, const Answer& answer)
 // The step that the engine would run on the machine.
 struct PlannedStep {
   sharding::Plan plan;
-  Fragment first, later;
+  OpList first, later;
   sharding::Simulated simulated;
   sharding::Amounts rates;
 };
@@ -110,11 +109,11 @@ absl::StatusOr<PlannedStep> StepOf(const Question& question, const Resolved& res
       const sharding::MachineCosts costs,
       sharding::MachineCosts::Make(step.plan, machine.ForSimulation(question.ranks), work,
                                    /*caller_awaits_report=*/false));
-  step.first = sharding::Lower(step.plan, /*carrying=*/false);
-  step.later = sharding::Lower(step.plan, /*carrying=*/true);
-  const Fragment* const both[] = {&step.first, &step.later};
+  step.first = sharding::ListOf(step.plan, /*carrying=*/false);
+  step.later = sharding::ListOf(step.plan, /*carrying=*/true);
+  const OpList* const both[] = {&step.first, &step.later};
   const sharding::Cells cells(both, step.plan);
-  for (Fragment* fragment : {&step.first, &step.later}) sharding::DeriveWaits(cells, *fragment);
+  for (OpList* list : {&step.first, &step.later}) sharding::DeriveWaits(cells, *list);
   EBB_ASSIGN_OR_RETURN(step.simulated, sharding::Simulate(cells, step.first, step.later, costs));
   step.rates = costs.rates();
   return step;
@@ -170,16 +169,16 @@ absl::Status Fill(const Question& question, Depth depth, Answer& answer) {
   return absl::OkStatus();
 }
 
-std::string NameOf(const sharding::Plan& plan, const sharding::Instruction& instruction) {
-  if (instruction.code != sharding::Code::kKernels) return std::string(Name(instruction.role));
-  if (instruction.scope < 0) return "kernels";
-  return plan.scopes[instruction.scope].backward ? "backward" : "forward";
+std::string NameOf(const sharding::Plan& plan, const sharding::Op& op) {
+  if (op.code() != sharding::Code::kKernels) return std::string(Name(op.role));
+  if (op.scope < 0) return "kernels";
+  return plan.scopes[op.scope].backward ? "backward" : "forward";
 }
 
-std::string_view UnitOf(const sharding::Plan& plan, const sharding::Instruction& instruction) {
+std::string_view UnitOf(const sharding::Plan& plan, const sharding::Op& op) {
   int unit = -1;
-  if (!instruction.parts.empty()) unit = instruction.parts.front().unit;
-  if (instruction.scope >= 0) unit = plan.scopes[instruction.scope].unit;
+  if (!op.parts.empty()) unit = op.parts.front().unit;
+  if (op.scope >= 0) unit = plan.scopes[op.scope].unit;
   return unit < 0 ? std::string_view() : plan.unit_names[unit];
 }
 
@@ -306,15 +305,15 @@ absl::Status WriteTrace(const Question& question, const Answer& answer, const st
   std::vector<Timeline::Span> spans;
   std::set<std::string> names;  // spans refer to them
   for (const sharding::SimulatedSpan& span : step.simulated.spans) {
-    const Fragment& fragment = span.step == 0 ? step.first : step.later;
-    const sharding::Instruction& instruction = fragment.instructions[span.instruction];
-    spans.push_back({.operation = names.insert(NameOf(step.plan, instruction)).first->c_str(),
-                     .subject = UnitOf(step.plan, instruction),
-                     .track = instruction.ends,
+    const OpList& list = span.step == 0 ? step.first : step.later;
+    const sharding::Op& op = list.ops[span.op];
+    spans.push_back({.operation = names.insert(NameOf(step.plan, op)).first->c_str(),
+                     .subject = UnitOf(step.plan, op),
+                     .track = op.ends,
                      .begin_ns = std::llround(span.begin * 1e9),
                      .end_ns = std::llround(span.end * 1e9),
                      .step = span.step + 1,
-                     .bytes = instruction.bytes});
+                     .bytes = op.bytes});
   }
   Timeline timeline({.name = "ebb-plan", .spans_max = std::ssize(spans) + 1});
   PutOnTracks(spans, timeline);

@@ -1,5 +1,5 @@
 // The memory and the step time of one configuration on a machine. The memory is the pools of the
-// engine's own plan. The time comes from Simulate, which runs the instructions that the engine
+// engine's own plan. The time comes from Simulate, which runs the operations that the engine
 // executes.
 #pragma once
 

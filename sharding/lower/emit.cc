@@ -14,6 +14,7 @@
 #include "ebb/sharding/lower/lower_boundaries.h"
 #include "ebb/sharding/lower/lower_gathers.h"
 #include "ebb/sharding/lower/lower_reductions.h"
+#include "ebb/sharding/lower/lower_scopes.h"
 #include "ebb/sharding/lower/lower_updates.h"
 #include "ebb/sharding/passes/boundaries.h"
 #include "ebb/sharding/passes/rows.h"
@@ -37,7 +38,7 @@ class Emission {
  public:
   Emission(const PassInputs& in, const SwapIns& swap_ins);
 
-  PlanWriter Run();
+  OpWriter Run();
 
  private:
   void WalkScopes();
@@ -67,13 +68,15 @@ class Emission {
   const PassInputs& in_;
   const SwapIns& swap_ins_;
   const Decisions& d_;
-  PlanWriter writer_;
+  OpWriter writer_;
+  ScopeLowering scopes_;
   GatherLowering gathers_;
   BoundaryLowering boundaries_;
   ReductionLowering reductions_;
   UpdateLowering updates_;
-  int round_ = 0;          // of the newest moment
-  size_t next_group_ = 0;  // of gathers
+  Moment::Kind moment_ = Moment::kBegin;  // the newest
+  int scope_ = -1, round_ = 0;            // of that
+  size_t next_group_ = 0;                 // of gathers
   size_t next_swap_in_ = 0;
   int uploaded_swap_ins_ = 0;
   BoundaryTicks boundary_ticks_;
@@ -91,6 +94,7 @@ Emission::Emission(const PassInputs& in, const SwapIns& swap_ins)
       swap_ins_(swap_ins),
       d_(in.plan.decisions),
       writer_(in.plan),
+      scopes_(in, writer_),
       gathers_(in, swap_ins, writer_),
       boundaries_(in, writer_),
       reductions_(in, writer_),
@@ -99,7 +103,7 @@ Emission::Emission(const PassInputs& in, const SwapIns& swap_ins)
       carried_left_(
           static_cast<int>(std::count(swap_ins.carried.begin(), swap_ins.carried.end(), true))) {}
 
-PlanWriter Emission::Run() {
+OpWriter Emission::Run() {
   if (in_.kind == PlanKind::kDrain) {
     Drain();
   } else {
@@ -111,6 +115,9 @@ PlanWriter Emission::Run() {
 
 // Slots begin anew in every round, so that all in the middle are the same.
 void Emission::BeginMoment(Moment::Kind kind, int scope) {
+  scopes_.EndMoment(moment_, scope_);
+  moment_ = kind;
+  scope_ = scope;
   writer_.BeginMoment(kind, scope);
   if (scope < 0 || in_.plan.scopes[scope].round == round_) return;
   round_ = in_.plan.scopes[scope].round;
@@ -122,7 +129,7 @@ void Emission::BeginMoment(Moment::Kind kind, int scope) {
 // Outside of scopes a trainer may add to the loss.
 void Emission::Mark() {
   writer_.operands().AddControl(writer_.operands().sums(), Access::kReadWrite);
-  writer_.Issue({.kind = OperationKind::kMark, .stream = StreamId::kCompute});
+  writer_.Issue({.role = Role::kMark, .stream = StreamId::kCompute});
 }
 
 void Emission::Drain() {
@@ -140,6 +147,7 @@ void Emission::WalkScopes() {
   FindEarlyUpdates();
   const std::vector<ScopeTick> ticks = TicksOf(in_.plan.scopes);
   BeginMoment(Moment::kBegin, -1);
+  if (d_.timing == UpdateTiming::kEarly && !writer_.operands().is_walk()) PrepareConstants(writer_);
   Mark();
   ReadParameters();
   ReadStatesAhead();
@@ -313,7 +321,7 @@ void Emission::TakeParameterNorms() {
 
 }  // namespace
 
-PlanWriter Emit(const PassInputs& in, const SwapIns& swap_ins) {
+OpWriter Emit(const PassInputs& in, const SwapIns& swap_ins) {
   return Emission(in, swap_ins).Run();
 }
 

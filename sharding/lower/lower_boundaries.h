@@ -4,13 +4,13 @@
 
 #include <map>
 
-#include "ebb/sharding/lower/plan_writer.h"
+#include "ebb/sharding/lower/op_writer.h"
 
 namespace ebb::sharding {
 
 class BoundaryLowering {
  public:
-  BoundaryLowering(const PassInputs& in, PlanWriter& writer)
+  BoundaryLowering(const PassInputs& in, OpWriter& writer)
       : in_(in), table_(in.plan.table), writer_(writer), slots_(table_, Purpose::kOutputSlot) {}
 
   void BeginRound() { slots_.Restart(); }
@@ -23,11 +23,11 @@ class BoundaryLowering {
   Place PlaceOf(Purpose purpose, int visit) const {
     return table_.PlaceOf(table_.Find(purpose, visit));
   }
-  void Move(OperationKind kind, StreamId stream, int visit, const Place& from, const Place& to);
+  void Move(Role role, StreamId stream, int visit, const Place& from, const Place& to);
 
   const PassInputs& in_;
   const Table& table_;
-  PlanWriter& writer_;
+  OpWriter& writer_;
   TurnCursor slots_;
   std::map<int, Place> read_;  // by visit, on its way to the device
 };

@@ -26,7 +26,7 @@ Place GatherLowering::MasterSlotOf(int sub_group) const {
 }
 
 void GatherLowering::ReadMasters(const SwapIn& swap_in) {
-  OperationDraft read{.kind = OperationKind::kRead, .stream = StreamId::kReadParameters};
+  OpDraft read{.role = Role::kRead, .stream = StreamId::kReadParameters};
   for (int unit : swap_in.shared) {
     if (d_.reads_parameters(unit)) continue;
     read.parts.push_back({.unit = unit});
@@ -42,7 +42,7 @@ void GatherLowering::ReadMasters(const SwapIn& swap_in) {
 
 // On the stream of the reads, where their ends are.
 void GatherLowering::CastMasters(const SwapIn& swap_in) {
-  OperationDraft cast{.kind = OperationKind::kCastMasters, .stream = StreamId::kReadParameters};
+  OpDraft cast{.role = Role::kCastMasters, .stream = StreamId::kReadParameters};
   for (int unit : swap_in.shared) {
     for (int g : SharedSubGroups(unit)) {
       const SubGroup& group = table_.sub_groups[g];
@@ -59,9 +59,9 @@ void GatherLowering::CastMasters(const SwapIn& swap_in) {
 
 void GatherLowering::ReadParameters(int swap_in, bool carried) {
   const SwapIn& of = swap_ins_.reads[swap_in];
-  OperationDraft read{.kind = OperationKind::kRead,
-                      .stream = StreamId::kReadParameters,
-                      .condition = carried ? Condition::kNotCarrying : Condition::kAlways};
+  OpDraft read{.role = Role::kRead,
+               .stream = StreamId::kReadParameters,
+               .when = carried ? When::kNotCarrying : When::kAlways};
   for (int unit : of.units) {
     const int64_t size = SizeOf(d_.compute_of(unit));
     const bool is_updated =
@@ -105,7 +105,7 @@ GatherLowering::Ranges GatherLowering::NotCast(int swap_in, int unit, bool train
 }
 
 void GatherLowering::Upload(int index) {
-  OperationDraft upload{.kind = OperationKind::kUpload, .stream = StreamId::kUpload};
+  OpDraft upload{.role = Role::kUpload, .stream = StreamId::kUpload};
   const int swap_in = swap_ins_.of_group[index];
   for (int i : in_.residency.groups[index].intervals) {
     const int unit = in_.residency.intervals[i].unit;
@@ -131,9 +131,8 @@ void GatherLowering::Upload(int index) {
 
 void GatherLowering::Gather(int index) {
   const GatherGroup& group = in_.residency.groups[index];
-  OperationDraft gather{
-      .kind = group.from_secondary ? OperationKind::kGatherSecondary : OperationKind::kGather,
-      .stream = StreamId::kGather};
+  OpDraft gather{.role = group.from_secondary ? Role::kGatherSecondary : Role::kGather,
+                 .stream = StreamId::kGather};
   for (int i : group.intervals) {
     const ResidencyInterval& interval = in_.residency.intervals[i];
     const UnitLayout& unit = in_.plan.layout.units[interval.unit];
@@ -158,7 +157,7 @@ void GatherLowering::Gather(int index) {
 }
 
 void GatherLowering::Fill(const GatherGroup& group) {
-  OperationDraft fill{.kind = OperationKind::kFillSecondary, .stream = StreamId::kGather};
+  OpDraft fill{.role = Role::kFillSecondary, .stream = StreamId::kGather};
   for (int i : group.intervals) {
     const ResidencyInterval& interval = in_.residency.intervals[i];
     if (!interval.fills_secondary) continue;
@@ -194,7 +193,7 @@ void GatherLowering::AddSecondary(int unit, bool fills) {
 }
 
 void GatherLowering::Refresh(const std::vector<int>& units) {
-  OperationDraft refresh{.kind = OperationKind::kRefresh, .stream = StreamId::kGather};
+  OpDraft refresh{.role = Role::kRefresh, .stream = StreamId::kGather};
   for (int unit : units) {
     const Section& section = SectionOf(in_.plan, unit, true);
     refresh.parts.push_back({.unit = unit});

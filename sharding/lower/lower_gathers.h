@@ -12,14 +12,14 @@
 #include <utility>
 #include <vector>
 
-#include "ebb/sharding/lower/plan_writer.h"
-#include "ebb/sharding/lower/swap_ins.h"
+#include "ebb/sharding/lower/emit.h"
+#include "ebb/sharding/lower/op_writer.h"
 
 namespace ebb::sharding {
 
 class GatherLowering {
  public:
-  GatherLowering(const PassInputs& in, const SwapIns& swap_ins, PlanWriter& writer)
+  GatherLowering(const PassInputs& in, const SwapIns& swap_ins, OpWriter& writer)
       : in_(in),
         swap_ins_(swap_ins),
         d_(in.plan.decisions),
@@ -49,7 +49,7 @@ class GatherLowering {
   const SwapIns& swap_ins_;
   const Decisions& d_;
   const Table& table_;
-  PlanWriter& writer_;
+  OpWriter& writer_;
   OperandWriter& to_;
 };
 

@@ -1,5 +1,6 @@
 #include "ebb/sharding/lower/lower_reductions.h"
 
+#include <optional>
 #include <utility>
 
 #include "ebb/sharding/passes/pool.h"
@@ -71,22 +72,20 @@ ReductionLowering::Gradients ReductionLowering::Those(bool accumulate, Tier shar
   return those;
 }
 
-void ReductionLowering::Issue(OperationKind kind, StreamId stream,
-                              std::span<const Gradient> gradients,
+void ReductionLowering::Issue(OpDraft draft, std::span<const Gradient> gradients,
                               absl::FunctionRef<int64_t(const Gradient&)> add) {
-  OperationDraft operation{.kind = kind, .stream = stream};
   for (const Gradient& gradient : gradients) {
-    operation.parts.push_back(gradient.part);
-    operation.bytes += add(gradient);
+    draft.parts.push_back(gradient.part);
+    draft.bytes += add(gradient);
   }
   // A ring's: a reduce-scatter and an all-gather.
-  if (kind == OperationKind::kAllReduce)
-    operation.bytes = 2 * (d_.replicas() - 1) * operation.bytes / d_.replicas();
+  if (draft.role == Role::kAllReduce)
+    draft.bytes = 2 * (d_.replicas() - 1) * draft.bytes / d_.replicas();
   // Where pieces of all ranks are summed in one order.
-  const bool sums = kind == OperationKind::kReduce || kind == OperationKind::kAllReduce;
+  const bool sums = FactsOf(draft.role).from == Spread::kPartial;
   if (const int scratch = table_.Find(Purpose::kSumScratch); sums && scratch >= 0)
     to_.AddBytes(table_.PlaceOf(scratch), Access::kWrite, table_[scratch].elements);
-  writer_.Issue(operation);
+  writer_.Issue(draft);
 }
 
 void ReductionLowering::Reduce(int group) {
@@ -95,25 +94,34 @@ void ReductionLowering::Reduce(int group) {
   const int unit = gradients.front().part.unit;
   const DType whole = d_.gradient_of(unit), sent = d_.reduced(unit);
   if (d_.casts(unit)) {
-    Issue(OperationKind::kCast, StreamId::kReduce, gradients, [&](const Gradient& of) {
-      to_.Add(of.whole, whole, Access::kRead, of.section.elements);
-      to_.Add(of.source, sent, Access::kWrite, of.section.elements);
-      return of.section.elements * (SizeOf(whole) + SizeOf(sent));
-    });
+    // With replicas fp32 is sent, but its values were rounded to the communication dtype. So the
+    // sums are those of a world without replicas.
+    const DType rounded = d_.communication_of(unit);
+    const bool rounds = whole != rounded && d_.rounds_slices(unit);
+    Issue({.role = Role::kCast,
+           .stream = StreamId::kReduce,
+           .via = rounds ? std::optional(rounded) : std::nullopt},
+          gradients, [&](const Gradient& of) {
+            to_.Add(of.whole, whole, Access::kRead, of.section.elements);
+            to_.Add(of.source, sent, Access::kWrite, of.section.elements);
+            return of.section.elements * (SizeOf(whole) + SizeOf(sent));
+          });
   }
-  Issue(OperationKind::kReduce, StreamId::kReduce, gradients, [&](const Gradient& of) {
-    to_.Add(of.source, sent, Access::kRead, of.section.elements);
-    to_.Add(of.summed, sent, Access::kWrite, of.section.shard);
-    return d_.RingBytes(of.section.shard, sent);
-  });
+  Issue({.role = Role::kReduce, .stream = StreamId::kReduce, .divides = d_.replicas() == 1},
+        gradients, [&](const Gradient& of) {
+          to_.Add(of.source, sent, Access::kRead, of.section.elements);
+          to_.Add(of.summed, sent, Access::kWrite, of.section.shard);
+          return d_.RingBytes(of.section.shard, sent);
+        });
   if (d_.replicas() > 1) {
-    Issue(OperationKind::kAllReduce, StreamId::kReduce, gradients, [&](const Gradient& of) {
-      to_.Add(of.summed, sent, Access::kReadWrite, of.section.shard);
-      return of.section.shard * SizeOf(sent);
-    });
+    Issue({.role = Role::kAllReduce, .stream = StreamId::kReduce, .divides = true}, gradients,
+          [&](const Gradient& of) {
+            to_.Add(of.summed, sent, Access::kReadWrite, of.section.shard);
+            return of.section.shard * SizeOf(sent);
+          });
   }
   if (d_.rounds_slices(unit)) {
-    Issue(OperationKind::kRound, StreamId::kReduce, gradients, [&](const Gradient& of) {
+    Issue({.role = Role::kRound, .stream = StreamId::kReduce}, gradients, [&](const Gradient& of) {
       to_.Add(of.summed, sent, Access::kRead, of.section.shard);
       to_.Add(of.rounded, of.communication, Access::kWrite, of.section.shard);
       return of.section.shard * (SizeOf(sent) + SizeOf(of.communication));
@@ -156,13 +164,13 @@ void ReductionLowering::Sum(Tier shard_tier, const Gradients& gradients) {
   const auto accumulate = [this](const Gradient& of) { return AddAccumulate(of); };
   const auto norm = [this](const Gradient& of) { return AddNorm(of); };
   if (const Gradients summed = Those(true, shard_tier, gradients); !summed.empty())
-    Issue(OperationKind::kAccumulate, stream, summed, accumulate);
+    Issue({.role = Role::kAccumulate, .stream = stream}, summed, accumulate);
   if (const Gradients direct = Those(false, shard_tier, gradients); !direct.empty())
-    Issue(OperationKind::kNorm, stream, direct, norm);
+    Issue({.role = Role::kNorm, .stream = stream}, direct, norm);
 }
 
 void ReductionLowering::Land(const Gradients& gradients) {
-  OperationDraft download{.kind = OperationKind::kDownload, .stream = StreamId::kDownload};
+  OpDraft download{.role = Role::kDownload, .stream = StreamId::kDownload};
   for (const Gradient& gradient : gradients) {
     if (gradient.shard_tier != Tier::kCpu) continue;
     download.parts.push_back(gradient.part);
@@ -175,10 +183,10 @@ void ReductionLowering::Land(const Gradients& gradients) {
   Sum(Tier::kCpu, gradients);
 }
 
-void ReductionLowering::Move(OperationKind kind, StreamId stream, const Gradient& gradient,
+void ReductionLowering::Move(Role role, StreamId stream, const Gradient& gradient,
                              const Place& from, const Place& to, int64_t bytes) {
   to_.Move(StateClass::kGradient, from, to, bytes);
-  writer_.Issue({.kind = kind, .stream = stream, .parts = {gradient.part}, .bytes = bytes});
+  writer_.Issue({.role = role, .stream = stream, .parts = {gradient.part}, .bytes = bytes});
 }
 
 int64_t ReductionLowering::StoredBytes(const Gradient& gradient) const {
@@ -188,15 +196,14 @@ int64_t ReductionLowering::StoredBytes(const Gradient& gradient) const {
 void ReductionLowering::SumInSlot(Gradient gradient) {
   const Place place = std::exchange(gradient.shard, slots_.Next());
   if (gradient.accumulates && !gradient.part.first) {
-    Move(OperationKind::kRead, StreamId::kReadParameters, gradient, place, gradient.shard,
+    Move(Role::kRead, StreamId::kReadParameters, gradient, place, gradient.shard,
          StoredBytes(gradient));
   }
-  Move(OperationKind::kDownload, StreamId::kDownload, gradient, gradient.rounded,
+  Move(Role::kDownload, StreamId::kDownload, gradient, gradient.rounded,
        gradient.accumulates ? gradient.landed : gradient.shard,
        gradient.section.shard * SizeOf(gradient.communication));
   Sum(Tier::kNvme, {gradient});
-  Move(OperationKind::kWrite, StreamId::kWrite, gradient, gradient.shard, place,
-       StoredBytes(gradient));
+  Move(Role::kWrite, StreamId::kWrite, gradient, gradient.shard, place, StoredBytes(gradient));
 }
 
 // Gradients on NVMe pass through their slots.
@@ -210,7 +217,7 @@ void ReductionLowering::HeldNorms(const std::vector<int>& units) {
       continue;
     }
     const Place place = std::exchange(gradient.shard, slots_.Next());
-    Move(OperationKind::kRead, StreamId::kReadParameters, gradient, place, gradient.shard,
+    Move(Role::kRead, StreamId::kReadParameters, gradient, place, gradient.shard,
          StoredBytes(gradient));
     Sum(Tier::kNvme, {gradient});
   }
@@ -218,7 +225,7 @@ void ReductionLowering::HeldNorms(const std::vector<int>& units) {
 }
 
 void ReductionLowering::GatherGradients(const std::vector<int>& units) {
-  OperationDraft gather{.kind = OperationKind::kGatherGradient, .stream = StreamId::kReduce};
+  OpDraft gather{.role = Role::kGatherGradient, .stream = StreamId::kReduce};
   for (int unit : units) {
     const Section& section = SectionOf(in_.plan, unit, true);
     gather.parts.push_back({.unit = unit});

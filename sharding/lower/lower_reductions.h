@@ -11,14 +11,14 @@
 #include <vector>
 
 #include "absl/functional/function_ref.h"
-#include "ebb/sharding/lower/plan_writer.h"
+#include "ebb/sharding/lower/op_writer.h"
 #include "ebb/sharding/place.h"
 
 namespace ebb::sharding {
 
 class ReductionLowering {
  public:
-  ReductionLowering(const PassInputs& in, PlanWriter& writer)
+  ReductionLowering(const PassInputs& in, OpWriter& writer)
       : in_(in),
         d_(in.plan.decisions),
         writer_(writer),
@@ -54,7 +54,7 @@ class ReductionLowering {
   Gradients Those(bool accumulate, Tier shard_tier, const Gradients& gradients) const;
 
   // One operation for all of them; `add` writes the operands of each and returns its bytes.
-  void Issue(OperationKind kind, StreamId stream, std::span<const Gradient> gradients,
+  void Issue(OpDraft draft, std::span<const Gradient> gradients,
              absl::FunctionRef<int64_t(const Gradient&)> add);
   int64_t AddAccumulate(const Gradient& gradient);
   int64_t AddNorm(const Gradient& gradient);
@@ -63,13 +63,13 @@ class ReductionLowering {
   void Sum(Tier shard_tier, const Gradients& gradients);
   void Land(const Gradients& gradients);
   void SumInSlot(Gradient gradient);
-  void Move(OperationKind kind, StreamId stream, const Gradient& gradient, const Place& from,
+  void Move(Role role, StreamId stream, const Gradient& gradient, const Place& from,
             const Place& to, int64_t bytes);
   int64_t StoredBytes(const Gradient& gradient) const;
 
   const PassInputs& in_;
   const Decisions& d_;
-  PlanWriter& writer_;
+  OpWriter& writer_;
   OperandWriter& to_;
   const Table& table_;
   TurnCursor slots_;

@@ -6,18 +6,17 @@
 #include <utility>
 
 #include "ebb/sharding/fingerprint.h"
-#include "ebb/sharding/instructions.h"
 #include "ebb/sharding/norm_records.h"
 
 namespace ebb::sharding {
 namespace {
 
-void Issue(PlanWriter& writer, OperationKind kind, int64_t bytes = 0) {
-  writer.Issue({.kind = kind, .stream = StreamId::kReduce, .bytes = bytes});
+void Issue(OpWriter& writer, Role role, int64_t bytes = 0) {
+  writer.Issue({.role = role, .stream = StreamId::kReduce, .bytes = bytes});
 }
 
 struct Records {
-  OperationKind gather{};
+  Role gather{};
   int ranks = 1;
   int64_t bytes = 0;         // of one
   int64_t more = 0;          // of one, which all ranks' have behind all of these
@@ -25,13 +24,13 @@ struct Records {
   Place all_records = {};    // on the device: of all ranks, then this rank's own
 };
 
-void Gather(const Records& records, PlanWriter& writer) {
+void Gather(const Records& records, OpWriter& writer) {
   OperandWriter& to = writer.operands();
   const int64_t of_one = records.bytes + records.more, of_all = records.ranks * of_one;
   const Place &all = records.all_records, own = all.Plus(of_all);
   to.AddControl(records.own, Access::kRead);
   to.AddBytes(own, Access::kWrite, of_one);
-  Issue(writer, OperationKind::kCopyControl);
+  Issue(writer, Role::kCopyControl);
   to.AddBytes(own, Access::kRead, records.bytes);
   to.AddBytes(all, Access::kWrite, records.ranks * records.bytes);
   if (records.more > 0) {
@@ -42,14 +41,14 @@ void Gather(const Records& records, PlanWriter& writer) {
   Issue(writer, records.gather, of_all - of_one);
   to.AddBytes(all, Access::kRead, of_all);
   to.AddControl(records.all, Access::kWrite);
-  Issue(writer, OperationKind::kCopyControl);
+  Issue(writer, Role::kCopyControl);
 }
 
-void CopyConstants(PlanWriter& writer) {
+void CopyConstants(OpWriter& writer) {
   OperandWriter& to = writer.operands();
   to.AddControl(to.cells().constants(), Access::kRead);
   to.AddControl(to.cells().device_constants(), Access::kWrite);
-  Issue(writer, OperationKind::kCopyControl);
+  Issue(writer, Role::kCopyControl);
 }
 
 // Where updates come behind the verdict, shards are still as they were when their squares were
@@ -68,7 +67,18 @@ void AddShards(const Plan& plan, OperandWriter& to) {
 
 }  // namespace
 
-void ExchangeRecords(const Plan& plan, PlanWriter& writer) {
+void PrepareConstants(OpWriter& writer) {
+  OperandWriter& to = writer.operands();
+  const ControlCells& cells = to.cells();
+  to.AddControl(cells.early(), Access::kWrite);
+  to.AddControl(cells.scale, Access::kRead);
+  writer.Issue({.role = Role::kPrepare, .stream = StreamId::kReduce, .shown = false});
+  to.AddControl(cells.early(), Access::kRead);
+  to.AddControl(cells.device_early(), Access::kWrite);
+  writer.Issue({.role = Role::kCopyControl, .stream = StreamId::kReduce, .shown = false});
+}
+
+void ExchangeRecords(const Plan& plan, OpWriter& writer) {
   OperandWriter& to = writer.operands();
   const ControlCells& cells = to.cells();
   const auto of_step = [&](Access access) { return to.is_walk() ? Access::kNone : access; };
@@ -77,8 +87,8 @@ void ExchangeRecords(const Plan& plan, PlanWriter& writer) {
                 static_cast<int64_t>(plan.layout.units.size()));
   to.AddControl(to.sums(), Access::kReadWrite);
   AddShards(plan, to);
-  Issue(writer, OperationKind::kSeal);
-  Gather({.gather = OperationKind::kExchange,
+  Issue(writer, Role::kSeal);
+  Gather({.gather = Role::kExchange,
           .ranks = plan.decisions.verdict_ranks,
           .bytes = kExchangeBytes,
           .more = RecordBytes(plan.decisions) - kExchangeBytes,
@@ -89,11 +99,11 @@ void ExchangeRecords(const Plan& plan, PlanWriter& writer) {
   to.AddControl(to.records(), Access::kRead);
   to.AddControl(cells.constants(), of_step(Access::kWrite));
   to.AddControl(cells.scale, of_step(Access::kReadWrite));
-  Issue(writer, OperationKind::kConclude);
+  Issue(writer, Role::kConclude);
   if (!to.is_walk()) CopyConstants(writer);
 }
 
-void ExchangeNorms(const Plan& plan, PlanWriter& writer) {
+void ExchangeNorms(const Plan& plan, OpWriter& writer) {
   OperandWriter& to = writer.operands();
   const ControlCells& cells = to.cells();
   const NormRecords records = LayOutNormRecords(plan.layout, plan.decisions);
@@ -109,14 +119,14 @@ void ExchangeNorms(const Plan& plan, PlanWriter& writer) {
   if (on_device) {
     to.AddBytes(NormSums(plan, /*on_host=*/false), Access::kRead, bytes);
     to.AddControl(cells.norm_sums(), Access::kWrite);
-    Issue(writer, OperationKind::kCopyControl);
+    Issue(writer, Role::kCopyControl);
   }
   to.AddControl(cells.norm_sums(), on_device ? Access::kRead : Access::kNone);
   to.AddBytes(NormSums(plan, /*on_host=*/true), Access::kRead, any(true) ? bytes : 0);
   to.AddControl(cells.norm_record(), Access::kWrite);
-  Issue(writer, OperationKind::kSealNorms);
+  Issue(writer, Role::kSealNorms);
   if (records.exchanged) {
-    Gather({.gather = OperationKind::kExchangeNorms,
+    Gather({.gather = Role::kExchangeNorms,
             .ranks = plan.decisions.shards,
             .bytes = records.bytes(),
             .own = cells.norm_record(),
@@ -126,7 +136,7 @@ void ExchangeNorms(const Plan& plan, PlanWriter& writer) {
   }
   to.AddControl(records.exchanged ? cells.norm_records() : cells.norm_record(), Access::kRead);
   to.AddControl(cells.constants(), Access::kReadWrite);
-  Issue(writer, OperationKind::kConcludeNorms);
+  Issue(writer, Role::kConcludeNorms);
   CopyConstants(writer);
 }
 
@@ -134,7 +144,7 @@ Place NormSums(const Plan& plan, bool on_host) {
   return plan.table.PlaceOf(plan.table.OnTier(Purpose::kNormSums, on_host));
 }
 
-UpdateLowering::UpdateLowering(const PassInputs& in, const SwapIns& swap_ins, PlanWriter& writer)
+UpdateLowering::UpdateLowering(const PassInputs& in, const SwapIns& swap_ins, OpWriter& writer)
     : in_(in),
       swap_ins_(swap_ins),
       d_(in.plan.decisions),
@@ -165,11 +175,11 @@ void UpdateLowering::Update(int sub_group) {
   const int64_t parameter =
       (d_.writes_parameters(route.unit) ? SizeOf(d_.compute_of(route.unit)) : 0) *
       (d_.reads_parameters(route.unit) ? 2 : 1);
-  writer_.Issue({.kind = OperationKind::kUpdate,
+  writer_.Issue({.role = Role::kUpdate,
                  .stream = route.stream(),
                  .parts = {{.unit = route.unit}},
                  .bytes = GroupOf(route).count() * (states + parameter),
-                 .condition = route.carried ? Condition::kCarrying : Condition::kAlways,
+                 .when = route.carried ? When::kCarrying : When::kAlways,
                  .updates = {detail}});
   WriteBack(route);
 }
@@ -190,7 +200,7 @@ void UpdateLowering::TakeNorms(int sub_group) {
   const int64_t states = d_.master_size(route.unit) + 4 * states_read,
                 parameter = d_.reads_parameters(route.unit) ? SizeOf(d_.compute_of(route.unit)) : 0;
   writer_.Issue(
-      {.kind = OperationKind::kParameterNorms,
+      {.role = Role::kParameterNorms,
        .stream = route.stream(),
        .parts = {{.unit = route.unit, .first = is_first}},
        .bytes = GroupOf(route).count() * (states + SizeOf(d_.shard_dtype(route.unit)) + parameter),
@@ -266,7 +276,7 @@ void UpdateLowering::Read(int states, const Route& route) {
       route.parameter_place.tier == Tier::kNvme)
     bytes += to_.Move(StateClass::kParameter, route.parameter_place, route.host_parameter,
                       SwappedBytes(route, SizeOf(d_.compute_of(route.unit))));
-  Transfer(route, OperationKind::kRead, StreamId::kReadStates, bytes);
+  Transfer(route, Role::kRead, StreamId::kReadStates, bytes);
 }
 
 void UpdateLowering::Bring(Route& route) {
@@ -278,7 +288,7 @@ void UpdateLowering::BringGradient(Route& route) {
   const int64_t size = SizeOf(d_.shard_dtype(route.unit));
   if (route.gradient.tier == Tier::kNvme) {
     const Place in_host = SlotPlace(route, /*on_host=*/true, Purpose::kWorkGradient);
-    Transfer(route, OperationKind::kRead, StreamId::kReadStates,
+    Transfer(route, Role::kRead, StreamId::kReadStates,
              to_.Move(StateClass::kGradient, route.gradient, in_host, SwappedBytes(route, size)));
     route.gradient = in_host;
   }
@@ -320,23 +330,22 @@ void UpdateLowering::WriteBack(const Route& route) {
   if (route.moves_parameter && of_file)
     bytes +=
         to_.Move(StateClass::kParameter, route.host_parameter, place, SwappedBytes(route, size));
-  Transfer(route, OperationKind::kWrite, StreamId::kWrite, bytes);
+  Transfer(route, Role::kWrite, StreamId::kWrite, bytes);
 }
 
 // One operation for the moves that have been written, if there are any.
-void UpdateLowering::Transfer(const Route& route, OperationKind kind, StreamId stream,
-                              int64_t bytes) {
+void UpdateLowering::Transfer(const Route& route, Role role, StreamId stream, int64_t bytes) {
   if (bytes == 0) return;
-  writer_.Issue({.kind = kind,
+  writer_.Issue({.role = role,
                  .stream = stream,
                  .parts = {{.unit = route.unit}},
                  .bytes = bytes,
-                 .condition = route.carried ? Condition::kCarrying : Condition::kAlways});
+                 .when = route.carried ? When::kCarrying : When::kAlways});
 }
 
 void UpdateLowering::Copy(const Route& route, bool to_host, StateClass state, const Place& from,
                           const Place& to, int64_t size) {
-  Transfer(route, to_host ? OperationKind::kDownload : OperationKind::kUpload,
+  Transfer(route, to_host ? Role::kDownload : Role::kUpload,
            to_host ? StreamId::kDownload : StreamId::kUpload,
            to_.Move(state, from, to, GroupOf(route).count() * size));
 }

@@ -13,26 +13,29 @@
 #include <map>
 #include <vector>
 
-#include "ebb/sharding/lower/plan_writer.h"
-#include "ebb/sharding/lower/swap_ins.h"
+#include "ebb/sharding/lower/emit.h"
+#include "ebb/sharding/lower/op_writer.h"
 #include "ebb/sharding/place.h"
 
 namespace ebb::sharding {
+
+// The constants of updates that do not wait for their step's verdict.
+void PrepareConstants(OpWriter& writer);
 
 // The exchanges of records between ranks, at the end of a step or evaluation and before LAMB and
 // LARS update. Each rank writes a record, and concludes from the records of all ranks.
 //
 //   seal -> copy control -> exchange -> copy control -> conclude -> copy control
 //   record   to the device   all-gather   to the host     constants     to the device
-void ExchangeRecords(const Plan& plan, PlanWriter& writer);
-void ExchangeNorms(const Plan& plan, PlanWriter& writer);
+void ExchangeRecords(const Plan& plan, OpWriter& writer);
+void ExchangeNorms(const Plan& plan, OpWriter& writer);
 
 // This rank's sums of parameters, which the device or the host updates.
 Place NormSums(const Plan& plan, bool on_host);
 
 class UpdateLowering {
  public:
-  UpdateLowering(const PassInputs& in, const SwapIns& swap_ins, PlanWriter& writer);
+  UpdateLowering(const PassInputs& in, const SwapIns& swap_ins, OpWriter& writer);
 
   // Reads need no verdict and no gradient, only that the bytes were written.
   void ReadStates(int sub_group);
@@ -73,7 +76,7 @@ class UpdateLowering {
   void BringGradient(Route& route);
   void BringParameter(Route& route);
   void WriteBack(const Route& route);
-  void Transfer(const Route& route, OperationKind kind, StreamId stream, int64_t bytes);
+  void Transfer(const Route& route, Role role, StreamId stream, int64_t bytes);
   void Copy(const Route& route, bool to_host, StateClass state, const Place& from, const Place& to,
             int64_t size);
   int64_t SwappedBytes(const Route& route, int64_t size) const;  // `size`: of an element
@@ -85,7 +88,7 @@ class UpdateLowering {
   const PassInputs& in_;
   const SwapIns& swap_ins_;
   const Decisions& d_;
-  PlanWriter& writer_;
+  OpWriter& writer_;
   OperandWriter& to_;
   const Table& table_;
   int64_t next_turn_[2] = {};  // of work slots on the device, on the host

@@ -1,8 +1,7 @@
-#include "ebb/sharding/lower/swap_ins.h"
-
 #include <algorithm>
 #include <utility>
 
+#include "ebb/sharding/lower/emit.h"
 #include "ebb/sharding/passes/reduction.h"
 
 namespace ebb::sharding {

@@ -53,7 +53,10 @@ class Allocation {
       row.turns = static_cast<int>(pool / (2 * row.turn_bytes) * 2);
     }
     table_.lifetimes = {};
-    for (Array& row : table_.rows) row.first_lifetime = row.lifetimes = 0;
+    for (int row = 0; row < std::ssize(table_.rows); ++row) {
+      table_.rows[row].first_lifetime = table_.rows[row].lifetimes = 0;
+      for (Extent& extent : table_.ExtentsOf(row)) extent.place.row = row;
+    }
   }
 
  private:

@@ -209,4 +209,13 @@ Residency PlanResidency(std::span<const PlannedScope> scopes, std::span<const in
   return residency;
 }
 
+void MarkReleases(const Residency& residency, std::span<PlannedScope> scopes) {
+  for (const ResidencyInterval& interval : residency.intervals) {
+    for (int s = interval.first; s <= interval.last; ++s) {
+      PlannedScope& scope = scopes[s];
+      if (scope.unit == interval.unit && scope.close_tick == interval.end) scope.releases = true;
+    }
+  }
+}
+
 }  // namespace ebb::sharding

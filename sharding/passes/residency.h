@@ -59,4 +59,7 @@ struct ResidencyLimits {
 Residency PlanResidency(std::span<const PlannedScope> scopes, std::span<const int64_t> elements,
                         const std::vector<bool>& kept_whole, const ResidencyLimits& limits);
 
+// Marks the last close of each interval.
+void MarkReleases(const Residency& residency, std::span<PlannedScope> scopes);
+
 }  // namespace ebb::sharding

@@ -1,4 +1,4 @@
-// The cost of instructions on a machine: amounts of resources, which instructions that run at the
+// The cost of operations on a machine: amounts of resources, which operations that run at the
 // same time share. Fixed durations would be wrong, because streams share cores, and reads share a
 // disk with writes.
 #pragma once
@@ -9,7 +9,7 @@
 #include <span>
 #include <string_view>
 
-#include "ebb/sharding/instructions.h"
+#include "ebb/sharding/op_list.h"
 
 namespace ebb::sharding {
 
@@ -43,7 +43,7 @@ class Amounts {
 struct Cost {
   double caller_seconds = 0;  // of the thread that calls, to issue it
   double latency = 0;         // seconds before it uses anything; of transfers these overlap
-  // Afterwards an instruction uses its amounts. Alone it runs as long as the slowest resource
+  // Afterwards an operation uses its amounts. Alone it runs as long as the slowest resource
   // takes, but at least `seconds`, because one thread or transfer cannot use all of some resources.
   double seconds = 0;
   Amounts amounts = {};
@@ -52,7 +52,7 @@ struct Cost {
 class Costs {
  public:
   virtual ~Costs() = default;
-  virtual Cost Of(const Instruction& instruction) const = 0;
+  virtual Cost Of(const Op& op) const = 0;
   virtual Amounts rates() const = 0;  // a second
   // The compute stream is the thread that calls, as on the CPU: it issues nothing while kernels
   // run.

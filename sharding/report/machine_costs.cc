@@ -23,7 +23,7 @@ bool RunsOnHost(StreamId stream) {
 }
 
 // This rank's own part of an all-gather, unless it lies where the whole goes.
-int64_t OwnBytesCopied(const Instruction& gather) {
+int64_t OwnBytesCopied(const Op& gather) {
   int64_t bytes = 0;
   for (const Operand& own : gather.operands) {
     if (!Reads(own.access)) continue;
@@ -56,32 +56,21 @@ absl::StatusOr<MachineCosts> MachineCosts::Make(const Plan& plan, const Machine&
 }
 
 // Ranks of a shard group are neighbours. Ranks with the same shard are a group apart.
-MachineCosts::Group MachineCosts::GroupOf(Lane lane) const {
+MachineCosts::Group MachineCosts::GroupOf(Axes axes) const {
   const Decisions& d = plan_.decisions;
   const int host = machine_.ranks_per_host;
-  const auto consecutive = [&](int ranks) {
-    return Group{.ranks = ranks, .in_host = std::min(ranks, host)};
-  };
-  switch (lane) {
-    case Lane::kGather:
-    case Lane::kReduce:
-      return consecutive(d.shards);
-    case Lane::kSecondary:
-      return consecutive(d.secondary_shards);
-    case Lane::kReplicas:
-      return {.ranks = d.replicas(), .in_host = std::clamp(host / d.shards, 1, d.replicas())};
-    case Lane::kExchange:
-      return consecutive(d.verdict_ranks);
-    case Lane::kNone:
-      break;
-  }
-  return {};
+  if (axes == Axes(Axis::kReplica))
+    return {.ranks = d.replicas(), .in_host = std::clamp(host / d.shards, 1, d.replicas())};
+  const int ranks = axes == kWorldAxes           ? d.verdict_ranks
+                    : axes == Axes(Axis::kInner) ? d.secondary_shards
+                                                 : d.shards;
+  return {.ranks = ranks, .in_host = std::min(ranks, host)};
 }
 
 // Adds what operands read and write; bytes of memory.
-double MachineCosts::AddMemory(const Instruction& instruction, Amounts& amounts) const {
+double MachineCosts::AddMemory(const Op& op, Amounts& amounts) const {
   double of_memory = 0;
-  for (const Operand& operand : instruction.operands) {
+  for (const Operand& operand : op.operands) {
     if (operand.place.pool == StateClass::kControl) continue;
     const auto bytes = static_cast<double>(operand.bytes());
     const double read = Reads(operand.access) ? bytes : 0,
@@ -99,19 +88,19 @@ double MachineCosts::AddMemory(const Instruction& instruction, Amounts& amounts)
   return of_memory;
 }
 
-void MachineCosts::AddCollective(const Instruction& instruction, Cost& cost) const {
-  if (instruction.lane == Lane::kNone) return;
-  const Group group = GroupOf(instruction.lane);
+void MachineCosts::AddCollective(const Op& op, Cost& cost) const {
+  if (op.code() != Code::kRedistribute) return;
+  const Group group = GroupOf(op.axes());
   cost.latency = machine_.collective + (group.ranks - 1) * machine_.collective_rank;
-  const auto bytes = static_cast<double>(instruction.bytes);
+  const auto bytes = static_cast<double>(op.bytes);
   const double of_network = group.ranks > group.in_host ? bytes / group.in_host : 0;
   cost.amounts[Resource::kNetwork] += of_network;
   cost.amounts[Resource::kPeers] += bytes - of_network;
 }
 
-void MachineCosts::AddKernels(const Instruction& instruction, Cost& cost) const {
-  if (instruction.scope < 0 || instruction.goes_on) return;
-  const PlannedScope& scope = plan_.scopes[static_cast<size_t>(instruction.scope)];
+void MachineCosts::AddKernels(const Op& op, Cost& cost) const {
+  if (op.scope < 0 || op.goes_on) return;
+  const PlannedScope& scope = plan_.scopes[static_cast<size_t>(op.scope)];
   const KernelWork& work = work_[static_cast<size_t>(scope.visit)];
   const double seconds = scope.backward ? work.backward : work.forward;
   if (machine_.device_is_host) {
@@ -122,14 +111,15 @@ void MachineCosts::AddKernels(const Instruction& instruction, Cost& cost) const 
   }
 }
 
-double MachineCosts::BytesOfCore(Code code) const {
+double MachineCosts::BytesOfCore(const Op& op) const {
   double bytes = 0;
-  switch (code) {
-    case Code::kReduceScatter:
-    case Code::kAllReduce:
+  switch (op.code()) {
+    case Code::kRedistribute:
+      if (FactsOf(op.role).from == Spread::kPartial) bytes = machine_.sum_bytes;
+      break;
     case Code::kAccumulate:
     case Code::kNorm:
-      bytes = machine_.sum_bytes;
+      if (op.updates.empty()) bytes = machine_.sum_bytes;
       break;
     case Code::kUpdate:
       bytes = machine_.update_bytes;
@@ -140,32 +130,30 @@ double MachineCosts::BytesOfCore(Code code) const {
   return bytes > 0 ? bytes : machine_.core_bytes;
 }
 
-Cost MachineCosts::Of(const Instruction& instruction) const {
+Cost MachineCosts::Of(const Op& op) const {
   Cost cost{.caller_seconds = machine_.issue};
-  if (instruction.code == Code::kKernels) {
-    AddKernels(instruction, cost);
+  if (op.code() == Code::kKernels) {
+    AddKernels(op, cost);
     return cost;
   }
   // A rank alone has its collectives' results where they belong.
-  const bool is_collective = instruction.lane != Lane::kNone;
-  if (is_collective && GroupOf(instruction.lane).ranks == 1) return cost;
+  const bool is_collective = op.code() == Code::kRedistribute;
+  if (is_collective && GroupOf(op.axes()).ranks == 1) return cost;
   // kSeal looks at gradients only where one is not finite.
-  double bytes = instruction.code == Code::kSeal ? 0 : AddMemory(instruction, cost.amounts);
-  const bool moves_file = instruction.code == Code::kRead || instruction.code == Code::kWrite;
-  if (moves_file) {
+  double bytes = op.role == Role::kSeal ? 0 : AddMemory(op, cost.amounts);
+  if (op.code() == Code::kTransfer) {
     cost.latency = machine_.transfer;
     return cost;
   }
-  AddCollective(instruction, cost);
-  if (machine_.device_is_host || RunsOnHost(instruction.stream)) {
-    if (machine_.device_is_host && instruction.code == Code::kAllGather) {
-      bytes = 2 * static_cast<double>(instruction.bytes + OwnBytesCopied(instruction));
+  AddCollective(op, cost);
+  if (machine_.device_is_host || RunsOnHost(op.stream)) {
+    if (machine_.device_is_host && FactsOf(op.role).from == Spread::kSlice) {
+      bytes = 2 * static_cast<double>(op.bytes + OwnBytesCopied(op));
       cost.amounts[Resource::kHostMemory] = bytes;
     }
-    cost.amounts[Resource::kCores] = bytes / BytesOfCore(instruction.code);
-  } else if (instruction.code == Code::kCopy) {
-    const bool comes = instruction.stream == StreamId::kUpload,
-               leaves = instruction.stream == StreamId::kDownload;
+    cost.amounts[Resource::kCores] = bytes / BytesOfCore(op);
+  } else if (op.code() == Code::kCopy) {
+    const bool comes = op.stream == StreamId::kUpload, leaves = op.stream == StreamId::kDownload;
     if (comes || leaves) cost.amounts[comes ? Resource::kToDevice : Resource::kToHost] = bytes / 2;
   }
   return cost;

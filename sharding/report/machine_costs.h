@@ -1,4 +1,4 @@
-// Costs of a plan's instructions on a machine that is described in figures. Memory and disk: the
+// Costs of a plan's operations on a machine that is described in figures. Memory and disk: the
 // bytes of their operands. Collectives: the bytes that a rank receives. Bytes from its own host
 // come over the link between devices. Rings go through each host once and there are as many as it
 // has ranks of the group:
@@ -28,7 +28,7 @@ struct Machine {
   double sum_bytes = 0;     // ... in sums of gradients and their norms; 0: as many
   double update_bytes = 0;  // ... and in updates; 0: as many
   // Latencies, in seconds.
-  double issue = 0;            // of the caller, an instruction
+  double issue = 0;            // of the caller, an operation
   double collective = 0;       // before bytes flow ...
   double collective_rank = 0;  // ... and for each rank that they go through
   double transfer = 0;         // until a disk answers
@@ -49,7 +49,7 @@ class MachineCosts : public Costs {
                                            std::span<const KernelWork> work,
                                            bool caller_awaits_report);
 
-  Cost Of(const Instruction& instruction) const override;
+  Cost Of(const Op& op) const override;
   Amounts rates() const override { return machine_.rates; }
   bool caller_computes() const override { return machine_.device_is_host; }
   bool caller_awaits_report() const override { return awaits_report_; }
@@ -64,11 +64,11 @@ class MachineCosts : public Costs {
   struct Group {
     int ranks = 1, in_host = 1;
   };
-  Group GroupOf(Lane lane) const;
-  double AddMemory(const Instruction& instruction, Amounts& amounts) const;
-  double BytesOfCore(Code code) const;
-  void AddCollective(const Instruction& instruction, Cost& cost) const;
-  void AddKernels(const Instruction& instruction, Cost& cost) const;
+  Group GroupOf(Axes axes) const;
+  double AddMemory(const Op& op, Amounts& amounts) const;
+  double BytesOfCore(const Op& op) const;
+  void AddCollective(const Op& op, Cost& cost) const;
+  void AddKernels(const Op& op, Cost& cost) const;
 
   const Plan& plan_;
   const Machine machine_;

@@ -1,153 +1,193 @@
 #include "ebb/sharding/report/plan_table.h"
 
 #include <algorithm>
-#include <array>
-#include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "ebb/sharding/waits.h"
 
 namespace ebb::sharding {
 namespace {
 
-using Row = std::array<std::string, 9>;
-constexpr size_t kUnit = 3, kAfter = 6, kAddress = 8;
+constexpr size_t kWidth = 140, kArrays = 54;  // columns of a line, and where its arrays begin
 
-std::string ScopeName(const Plan& plan, int scope) {
-  const PlannedScope& s = plan.scopes[scope];
-  const std::string round = plan.decisions.rounds > 1 ? absl::StrCat(s.round, ":") : "";
-  return absl::StrCat(round, s.backward ? "B" : s.recompute ? "R" : "F", s.visit);
-}
-
-std::string When(const Plan& plan, const Moment& moment) {
-  switch (moment.kind) {
-    case Moment::kBegin:
-      return "begin";
-    case Moment::kOpen:
-      return absl::StrCat("open ", ScopeName(plan, moment.scope));
-    case Moment::kClose:
-      return absl::StrCat("close ", ScopeName(plan, moment.scope));
-    case Moment::kFinish:
-      return "finish";
-  }
-  return "";
-}
-
-// The waits that follow from a step's operands, with and without updates of the step before.
-class Waits {
+class PlanText {
  public:
-  explicit Waits(const Plan& plan) : plan_(plan) {
-    for (const bool carrying : {true, false}) fragments_.push_back(Lower(plan, carrying));
-    const Fragment* const both[] = {&fragments_[0], &fragments_[1]};
+  explicit PlanText(const Plan& plan) : plan_(plan) {
+    for (const bool carrying : {true, false}) lists_.push_back(ListOf(plan, carrying));
+    const OpList* const both[] = {&lists_[0], &lists_[1]};
     const Cells cells(both, plan);
-    for (Fragment& fragment : fragments_) {
-      fragment.round_begins.clear();  // the rounds are shown one after the other
-      DeriveWaits(cells, fragment);
+    for (OpList& list : lists_) {
+      list.round_begins.clear();  // the rounds are shown one after the other
+      DeriveWaits(cells, list);
     }
   }
 
-  // A line holds as many as fit.
-  std::vector<std::string> OfOperation(int operation) const {
-    for (const Fragment& fragment : fragments_) {
-      const int index = fragment.instruction_of[operation];
-      if (index >= 0) return Lines(fragment, index);
+  std::string Run() {
+    for (size_t m = 0; m < plan_.moments.size(); ++m) {
+      const Moment& moment = plan_.moments[m];
+      const int kernels = lists_.front().moments[m].kernels;
+      const bool is_shown =
+          kernels >= 0 ||
+          std::any_of(plan_.ops.begin() + moment.begin, plan_.ops.begin() + moment.end,
+                      [](const Op& op) { return op.number >= 0; });
+      if (is_shown) absl::StrAppend(&text_, TitleOf(moment), "\n");
+      for (int index = moment.begin; index < moment.end; ++index)
+        if (plan_.ops[index].number >= 0) Add(plan_.ops[index]);
+      if (kernels >= 0) AddKernels(kernels);
     }
-    return {};
-  }
-  // The kernels that begin with a moment; none while no scope is open.
-  struct Kernels {
-    int scope = 0;  // the newest open scope
-    std::vector<std::string> after;
-  };
-  std::optional<Kernels> OfMoment(size_t moment) const {
-    const Fragment& fragment = fragments_.front();
-    const int kernels = fragment.moments[moment].kernels;
-    if (kernels < 0) return std::nullopt;
-    return Kernels{fragment.instructions[kernels].scope, Lines(fragment, kernels)};
+    return std::move(text_);
   }
 
  private:
-  std::vector<std::string> Lines(const Fragment& fragment, int index) const {
-    const Instruction& instruction = fragment.instructions[index];
-    std::vector<std::string> waits;
-    for (int wait : instruction.waits) {
-      const Instruction& other = fragment.instructions[wait];
-      waits.push_back(other.scope >= 0       ? ScopeName(plan_, other.scope)
-                      : other.operation >= 0 ? absl::StrCat("#", other.operation)
-                                             : std::string(Name(other.code)));
+  using Texts = std::vector<std::string>;
+
+  // F3: the forward of visit 3; behind the round where there are several (1:F3).
+  std::string ScopeName(int scope) const {
+    const PlannedScope& s = plan_.scopes[scope];
+    const std::string round = plan_.decisions.rounds > 1 ? absl::StrCat(s.round, ":") : "";
+    return absl::StrCat(round, s.backward ? "B" : s.recompute ? "R" : "F", s.visit);
+  }
+  std::string TitleOf(const Moment& moment) const {
+    if (moment.kind == Moment::kBegin) return "The step begins.";
+    if (moment.kind == Moment::kFinish) return "The step finishes.";
+    const PlannedScope& scope = plan_.scopes[moment.scope];
+    return absl::StrCat(
+        ScopeName(moment.scope), ": the ", Name(KindOf(scope.backward, scope.recompute)), " of ",
+        plan_.unit_names[scope.unit], moment.kind == Moment::kOpen ? " opens." : " closes.");
+  }
+
+  // The array at a place, and the place: "master of block0 (master+0x40)". Empty: a control cell.
+  std::string ArrayAt(const Place& place) const {
+    if (place.row < 0) return "";
+    const Array& row = plan_.table[place.row];
+    const PurposeFacts& facts = FactsOf(row.purpose);
+    std::string name(row.trainable ? "" : "frozen ");
+    absl::StrAppend(&name, std::string(facts.name));
+    if (row.purpose == Purpose::kState || row.purpose == Purpose::kWorkState)
+      absl::StrAppend(&name, " ", row.state);
+    const bool of_visit = facts.of == ArrayOf::kVisit || (facts.of == ArrayOf::kGradientKey &&
+                                                          plan_.decisions.keeps_step_gradients);
+    if (of_visit) {
+      absl::StrAppend(&name, " of visit ", row.of);
+    } else if (facts.of != ArrayOf::kRank && facts.of != ArrayOf::kTier) {
+      absl::StrAppend(&name, " of ", plan_.unit_names[row.of]);
     }
-    if (!instruction.enters.empty()) waits.push_back("earlier");
-    constexpr size_t kWidth = 28;
-    std::vector<std::string> lines;
-    for (const std::string& text : waits) {
-      if (lines.empty() || lines.back().size() + 1 + text.size() > kWidth) {
-        lines.push_back(text);
-      } else {
-        absl::StrAppend(&lines.back(), " ", text);
+    const bool in_file = place.tier == Tier::kNvme;
+    return absl::StrFormat("%s (%s%s+0x%x)", name, place.tier == Tier::kCpu ? "cpu " : "",
+                           in_file ? "nvme" : std::string(Name(place.pool)), place.offset);
+  }
+  // Read arrays, an arrow, and written ones. An array that is read and written in the same place
+  // stands among the written ones.
+  Texts ArraysOf(std::span<const Operand> operands) const {
+    Texts read, written;
+    const auto add = [](Texts& to, std::string text) {
+      if (!text.empty() && std::find(to.begin(), to.end(), text) == to.end())
+        to.push_back(std::move(text));
+    };
+    for (const Operand& operand : operands)
+      if (Writes(operand.access)) add(written, ArrayAt(operand.place));
+    for (const Operand& operand : operands)
+      if (operand.access == Access::kRead) add(read, ArrayAt(operand.place));
+    if (!read.empty() && !written.empty()) absl::StrAppend(&read.back(), " ->");
+    read.insert(read.end(), written.begin(), written.end());
+    return read;
+  }
+  void Add(const Op& op) {
+    std::vector<Texts> arrays;
+    // By pairs, or by unit of a bucket.
+    const bool has_pairs = op.code() == Code::kRedistribute || op.code() == Code::kCopy ||
+                           op.code() == Code::kTransfer || op.code() == Code::kConvert;
+    const size_t each = has_pairs ? 2
+                        : op.parts.size() > 1 && op.role != Role::kSeal
+                            ? op.operands.size() / op.parts.size()
+                            : op.operands.size();
+    for (size_t first = 0; first < op.operands.size(); first += each) {
+      const size_t count = std::min(each, op.operands.size() - first);
+      if (Texts of = ArraysOf(op.operands.subspan(first, count)); !of.empty())
+        arrays.push_back(std::move(of));
+    }
+    Write(absl::StrFormat("%6d  %-16s  %-15s %10d", op.number, std::string(Name(op.role)),
+                          std::string(Name(op.stream)), op.bytes),
+          arrays, AfterOf(op.number));
+  }
+  void AddKernels(int index) {
+    const Op& kernels = lists_.front().ops[index];
+    Write(absl::StrFormat("%6s  %-16s  %-15s", "", "kernels", std::string(Name(kernels.stream))),
+          {{absl::StrCat("of ", plan_.unit_names[plan_.scopes[kernels.scope].unit])}},
+          Waited(lists_.front(), index));
+  }
+
+  Texts AfterOf(int number) const {
+    for (const OpList& list : lists_)
+      if (const int index = list.index_of[number]; index >= 0) return Waited(list, index);
+    return {};
+  }
+  Texts Waited(const OpList& list, int index) const {
+    Texts after;
+    for (const int wait : list.waits[index].on) {
+      const Op& other = list.ops[wait];
+      after.push_back(other.scope >= 0    ? ScopeName(other.scope)
+                      : other.number >= 0 ? absl::StrCat("#", other.number)
+                                          : std::string(Name(other.role)));
+    }
+    if (!list.waits[index].enters.empty()) after.push_back("earlier steps");
+    return after;
+  }
+
+  // The words of a line, and of as many more as they take.
+  void Write(const std::string& head, const std::vector<Texts>& arrays, const Texts& after) {
+    std::string line = head;
+    const auto add = [&](const std::string& word, const char* between) {
+      if (line.size() + word.size() + 3 > kWidth) {
+        absl::StrAppend(&text_, line, *between == ',' ? ",\n" : "\n");
+        line.clear();
       }
+      if (line.size() < kArrays) {
+        line.resize(kArrays, ' ');
+        line += word;
+      } else {
+        absl::StrAppend(&line, between, word);
+      }
+    };
+    for (const Texts& of : arrays) {
+      if (&of != &arrays.front()) {
+        absl::StrAppend(&text_, line, "\n");
+        line.clear();
+      }
+      for (const std::string& word : of) add(word, line.ends_with("->") ? " " : ", ");
     }
-    return lines;
+    // On one line, if it fits on any.
+    const std::string all = absl::StrCat("after ", absl::StrJoin(after, ", "));
+    if (kArrays + all.size() + 3 <= kWidth) {
+      if (!after.empty()) add(all, "; ");
+    } else {
+      for (const std::string& word : after)
+        add(&word == &after.front() ? "after " + word : word,
+            &word == &after.front() ? "; " : ", ");
+    }
+    absl::StrAppend(&text_, line, "\n");
   }
 
   const Plan& plan_;
-  std::vector<Fragment> fragments_;
+  std::vector<OpList> lists_;
+  std::string text_;
 };
 
-// The pool's name, with its tier unless that is the device, and the offset there.
-std::string Address(const Place& place) {
-  const std::string_view tier = Name(place.tier), pool = Name(place.pool);
-  std::string where(pool);
-  if (place.tier == Tier::kCpu) where = absl::StrCat(std::string(tier), " ", where);
-  if (place.tier == Tier::kNvme) where = std::string(tier);
-  return absl::StrFormat("%s+0x%x", where, place.offset);
-}
-
-// The operand of part `p`: a reduction's or norm's input, an update's master, any other operation's
-// output.
-std::string Address(const Plan& plan, const Operation& operation, size_t p) {
-  const Table& table = plan.table;
-  const int unit = operation.parts[p].unit;
-  switch (operation.kind) {
-    case OperationKind::kGather:
-    case OperationKind::kGatherSecondary:
-      return Address(table.PlaceOf(WholeRow(table, unit, /*trainable=*/true)));
-    case OperationKind::kFillSecondary:
-      return Address(table.PlaceOf(table.Find(Purpose::kSecondary, unit)));
-    case OperationKind::kRead:
-    case OperationKind::kUpload:
-    case OperationKind::kDownload:
-    case OperationKind::kWrite:
-      return Address(operation.moves().front().to);
-    default: {
-      const bool reads = operation.kind == OperationKind::kReduce ||
-                         operation.kind == OperationKind::kAllReduce ||
-                         operation.kind == OperationKind::kNorm;
-      const size_t each = operation.operands.size() / operation.parts.size();
-      return Address(operation.operands[p * each + (reads ? 0 : 1)].place);
-    }
-  }
-}
-
-// A line for each of the columns.
 constexpr char kLegend[] =
-    "  when       begin and finish of the step; open or close of a scope: F forward, B backward "
-    "and the "
-    "number of\n"
-    "             the visit, behind the round's where there are several (1:B3)\n"
-    "  operation  use: the compute stream may begin with the scope\n"
-    "  after      what its stream waits for: #N operation N; B3 the kernels of that scope; earlier "
-    "the "
-    "last uses,\n"
-    "             by earlier steps, of what it touches\n"
-    "  address    offset in a pool of the device, or of RAM (cpu), or in the swap file (nvme)\n";
+    "  Each line: number, operation, stream, bytes; the arrays that it reads -> and writes, with "
+    "their offsets in a pool\n"
+    "  of the device, of RAM (cpu) or of a swap file (nvme); and what it comes after: #N operation "
+    "N, F1 and B1 the kernels\n"
+    "  of the forward and backward of visit 1 (0:F1 of round 0), or earlier steps.\n";
 // For an order that is declared.
-constexpr char kLegendOfRecompute[] =
-    "             R, in when and after: a recompute of the visit\n";
+constexpr char kLegendOfRecompute[] = "  R1 are the kernels of a recompute of visit 1.\n";
 constexpr char kLegendOfNested[] =
-    "             use, when a scope closes: the compute stream goes on with what is still open\n";
+    "  Kernels behind a close are those of the scopes that are still open.\n";
 
 std::string Legend(const Plan& plan) {
   std::string legend = kLegend;
@@ -172,59 +212,7 @@ std::string PlanHeadline(const Plan& plan) {
 }
 
 std::string PlanTable(const Plan& plan) {
-  std::vector<Row> rows = {
-      {"#", "when", "operation", "unit", "stage", "stream", "after", "bytes", "address"}};
-  // The first line says all; those below it name the further units of a bucket, with their
-  // addresses, and what else it comes after.
-  const auto add = [&](Row row, const std::vector<std::string>& units,
-                       const std::vector<std::string>& addresses,
-                       const std::vector<std::string>& after) {
-    const size_t lines = std::max({size_t{1}, units.size(), after.size()});
-    for (size_t line = 0; line < lines; ++line) {
-      if (line < units.size()) row[kUnit] = units[line];
-      if (line < addresses.size()) row[kAddress] = addresses[line];
-      if (line < after.size()) row[kAfter] = after[line];
-      rows.push_back(std::exchange(row, Row()));
-    }
-  };
-  const std::string stage = absl::StrCat(plan.decisions.stage);
-  const Waits waits(plan);
-  for (size_t m = 0; m < plan.moments.size(); ++m) {
-    const Moment& moment = plan.moments[m];
-    for (int index : moment.operations()) {
-      const Operation& operation = plan.operations[index];
-      std::vector<std::string> units, addresses;
-      for (size_t p = 0; p < operation.parts.size(); ++p) {
-        units.push_back(plan.unit_names[operation.parts[p].unit]);
-        addresses.push_back(Address(plan, operation, p));
-      }
-      const std::string_view name = Name(operation.kind), stream = Name(operation.stream);
-      add({absl::StrCat(index), When(plan, moment), std::string(name), "", stage,
-           std::string(stream), "", absl::StrCat(operation.bytes), "-"},
-          units, addresses, waits.OfOperation(index));
-    }
-    if (const auto kernels = waits.OfMoment(m)) {
-      add({"", When(plan, moment), "use", "", stage, "compute", "", "", ""},
-          {plan.unit_names[plan.scopes[kernels->scope].unit]}, {}, kernels->after);
-    }
-  }
-  std::array<size_t, 9> widths{};
-  for (const Row& row : rows) {
-    for (size_t c = 0; c < row.size(); ++c) widths[c] = std::max(widths[c], row[c].size());
-  }
-  std::string table = absl::StrCat(PlanHeadline(plan), Legend(plan));
-  for (const Row& row : rows) {
-    std::string line;
-    for (size_t c = 0; c < row.size(); ++c) {
-      const bool number = c == 0 || c == 7;
-      const std::string padding(widths[c] - row[c].size(), ' ');
-      absl::StrAppend(&line, c == 0 ? "" : "  ", number ? padding : "", row[c],
-                      number ? "" : padding);
-    }
-    line.erase(line.find_last_not_of(' ') + 1);
-    absl::StrAppend(&table, line, "\n");
-  }
-  return table;
+  return absl::StrCat(PlanHeadline(plan), Legend(plan), PlanText(plan).Run());
 }
 
 }  // namespace ebb::sharding

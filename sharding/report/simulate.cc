@@ -12,15 +12,15 @@
 namespace ebb::sharding {
 namespace {
 
-constexpr int kNone = ClockedInstruction::kNone;
+constexpr int kNone = ClockedOp::kNone;
 
-// The instruction that a step's kernels end with.
+// The operation that a step's kernels end with.
 int LastOf(const StepClock& clock, int step) {
   int last = kNone;
   bool computes = false;
   for (int number = clock.first(step); number < clock.first(step + 1); ++number) {
     const auto& clocked = clock.clocked()[number];
-    const bool is_compute = clock.InstructionOf(clocked).stream == StreamId::kCompute;
+    const bool is_compute = clock.OpOf(clocked).stream == StreamId::kCompute;
     if (computes && !is_compute) continue;
     if (is_compute == computes && last != kNone && clocked.end < clock.clocked()[last].end)
       continue;
@@ -34,9 +34,9 @@ int LastOf(const StepClock& clock, int step) {
 void AddCritical(const StepClock& clock, int last, double from, StepSeconds& seconds) {
   const auto end_of = [&](int number) { return number == kNone ? 0 : clock.clocked()[number].end; };
   for (int number = last; number != kNone && end_of(number) > from;) {
-    const ClockedInstruction& clocked = clock.clocked()[number];
+    const ClockedOp& clocked = clock.clocked()[number];
     const double since = std::max(clocked.since, from), alone = clocked.end - since;
-    seconds.lines[clock.InstructionOf(clocked).ends] += alone;
+    seconds.lines[clock.OpOf(clocked).ends] += alone;
     for (size_t r = 0; r < kResources && alone > 0; ++r)
       seconds.resources[r] += alone / (clocked.end - clocked.since) * clocked.limited[r];
     number = clocked.cause;
@@ -49,9 +49,9 @@ void AddBusy(const StepClock& clock, const Amounts& rates, int begin, int end,
              StepSeconds& seconds) {
   std::array<double, kLines> until = {};
   for (int number = clock.first(begin); number < clock.first(end); ++number) {
-    const ClockedInstruction& clocked = clock.clocked()[number];
+    const ClockedOp& clocked = clock.clocked()[number];
     const MachineCost& cost = clock.CostOf(clocked);
-    const Line line = clock.InstructionOf(clocked).ends;
+    const Line line = clock.OpOf(clocked).ends;
     seconds.lines[line] += clocked.end - std::max(clocked.since, until[line]);
     until[line] = clocked.end;
     seconds.lines[kCallerLine] += cost.caller_seconds;
@@ -65,11 +65,9 @@ void AddBusy(const StepClock& clock, const Amounts& rates, int begin, int end,
 
 Simulated ResultOf(const StepClock& clock, const Amounts& rates, int steps) {
   Simulated result;
-  for (const ClockedInstruction& clocked : clock.clocked()) {
-    result.spans.push_back({.step = clocked.step,
-                            .instruction = clocked.instruction,
-                            .begin = clocked.begin,
-                            .end = clocked.end});
+  for (const ClockedOp& clocked : clock.clocked()) {
+    result.spans.push_back(
+        {.step = clocked.step, .op = clocked.op, .begin = clocked.begin, .end = clocked.end});
     result.seconds = std::max(result.seconds, clocked.end);
   }
   const int before = steps / 2 - 1, after = steps - 2, count = after - before;
@@ -86,10 +84,10 @@ Simulated ResultOf(const StepClock& clock, const Amounts& rates, int steps) {
   return result;
 }
 
-absl::StatusOr<Simulated> Run(const Cells& cells, const Fragment& first, const Fragment& later,
+absl::StatusOr<Simulated> Run(const Cells& cells, const OpList& first, const OpList& later,
                               const Costs& costs, int steps, int again_most) {
   StepClock clock(cells, costs, steps, again_most);
-  for (const Fragment* fragment : {&first, &later}) EBB_RETURN_IF_ERROR(clock.Add(*fragment));
+  for (const OpList* list : {&first, &later}) EBB_RETURN_IF_ERROR(clock.Add(*list));
   EBB_RETURN_IF_ERROR(clock.Run());
   return ResultOf(clock, costs.rates(), steps);
 }
@@ -142,7 +140,7 @@ std::optional<Resource> Simulated::critical_resource() const {
   return static_cast<Resource>(most - critical.resources.begin());
 }
 
-absl::StatusOr<Simulated> Simulate(const Cells& cells, const Fragment& first, const Fragment& later,
+absl::StatusOr<Simulated> Simulate(const Cells& cells, const OpList& first, const OpList& later,
                                    const Costs& costs, int steps) {
   constexpr int kStepsMin = 4;
   if (steps < kStepsMin)
@@ -165,10 +163,10 @@ absl::StatusOr<Simulated> Simulate(const Cells& cells, const Fragment& first, co
 }
 
 absl::StatusOr<Simulated> Simulate(const Plan& plan, const Costs& costs, int steps) {
-  Fragment first = Lower(plan, /*carrying=*/false), later = Lower(plan, /*carrying=*/true);
-  const Fragment* const both[] = {&first, &later};
+  OpList first = ListOf(plan, /*carrying=*/false), later = ListOf(plan, /*carrying=*/true);
+  const OpList* const both[] = {&first, &later};
   const Cells cells(both, plan);
-  for (Fragment* fragment : {&first, &later}) DeriveWaits(cells, *fragment);
+  for (OpList* list : {&first, &later}) DeriveWaits(cells, *list);
   return Simulate(cells, first, later, costs, steps);
 }
 

@@ -1,9 +1,9 @@
-// How long steps take on a machine, from the very instructions that an engine runs: a virtual clock
-// goes over them. An instruction starts when its stream is free, its waits are over (its own, and
+// How long steps take on a machine, from the very operations that an engine runs: a virtual clock
+// goes over them. An operation starts when its stream is free, its waits are over (its own, and
 // through the frontier those on earlier steps) and the caller has issued it. The caller is a clock
 // of its own. It waits where the engine's caller waits, and on the CPU it is the compute stream.
 //
-// Instructions that run at once share the machine's resources, so each takes longer. Transfers that
+// Operations that run at once share the machine's resources, so each takes longer. Transfers that
 // start on one line and end on another move their bytes one after the other. Latencies of such
 // transfers (Cost::latency) overlap. One rank stands for all.
 #pragma once
@@ -14,14 +14,15 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "ebb/sharding/instructions.h"
+#include "ebb/sharding/op_list.h"
+#include "ebb/sharding/plan.h"
 #include "ebb/sharding/report/costs.h"
 #include "ebb/sharding/waits.h"
 
 namespace ebb::sharding {
 
 struct SimulatedSpan {
-  int step = 0, instruction = 0;
+  int step = 0, op = 0;
   double begin = 0, end = 0;  // seconds from the first step's begin
 };
 
@@ -40,7 +41,7 @@ struct Simulated {
   double seconds = 0;  // until all that was issued is over
   // In the steady state, how long each line is in use, and each resource would be at its full rate.
   StepSeconds busy;
-  // The critical path: the chain of instructions, each the last that the next one waited for, that
+  // The critical path: the chain of operations, each the last that the next one waited for, that
   // ends with a step's kernels. By line these are all of the step's seconds; by resource those for
   // which one was full.
   StepSeconds critical;
@@ -59,7 +60,7 @@ inline constexpr int kSimulatedAgain = 16, kSimulatedAgainMost = 256;
 // `first` runs once, then `later`, with the waits of DeriveWaits, at least 4 steps in all. The
 // second half without the last step is the steady state. Errors: costs that are negative, infinite
 // or not a number, or ask for a resource without a positive rate.
-absl::StatusOr<Simulated> Simulate(const Cells& cells, const Fragment& first, const Fragment& later,
+absl::StatusOr<Simulated> Simulate(const Cells& cells, const OpList& first, const OpList& later,
                                    const Costs& costs, int steps = kSimulatedSteps);
 // Steps of a plan. Each but the first carries updates of the step before.
 absl::StatusOr<Simulated> Simulate(const Plan& plan, const Costs& costs,

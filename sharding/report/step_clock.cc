@@ -16,10 +16,10 @@ bool IsAmount(double value) {
   return value >= 0 && std::isfinite(value);
 }
 
-absl::StatusOr<MachineCost> CostOn(const Amounts& rates, const Cost& cost, Code code) {
+absl::StatusOr<MachineCost> CostOn(const Amounts& rates, const Cost& cost, Role role) {
   const auto error = [&](auto... what) {
     return absl::InvalidArgumentError(
-        absl::StrCat("the cost of '", std::string(Name(code)), "' ", what...));
+        absl::StrCat("the cost of '", std::string(Name(role)), "' ", what...));
   };
   for (const double seconds : {cost.caller_seconds, cost.latency, cost.seconds})
     if (!IsAmount(seconds)) return error("has a time of ", seconds, " seconds");
@@ -46,19 +46,19 @@ absl::StatusOr<MachineCost> CostOn(const Amounts& rates, const Cost& cost, Code 
 
 }  // namespace
 
-absl::Status StepClock::Add(const Fragment& fragment) {
-  FragmentCosts& of = of_.emplace_back();
-  of.fragment = &fragment;
-  of.repeats = std::min(fragment.again, again_most_);
-  for (const Instruction& instruction : fragment.instructions) {
-    EBB_ASSIGN_OR_RETURN(const MachineCost cost,
-                         CostOn(rates_, costs_.Of(instruction), instruction.code));
+absl::Status StepClock::Add(const OpList& list) {
+  ListCosts& of = of_.emplace_back();
+  of.list = &list;
+  of.repeats = std::min(list.again, again_most_);
+  for (size_t index = 0; index < list.ops.size(); ++index) {
+    const Op& op = list.ops[index];
+    EBB_ASSIGN_OR_RETURN(const MachineCost cost, CostOn(rates_, costs_.Of(op), op.role));
     of.costs.push_back(cost);
     std::array<int, 2>& events = of.events.emplace_back();
     events.fill(kNone);
-    if (!instruction.awaited) continue;
-    events.fill(frontier_.AddEvent(instruction.ends));
-    if (instruction.by_parity) events[1] = frontier_.AddEvent(instruction.ends);
+    if (!list.waits[index].awaited) continue;
+    events.fill(frontier_.AddEvent(op.ends));
+    if (op.by_parity) events[1] = frontier_.AddEvent(op.ends);
   }
   newest_.assign(static_cast<size_t>(frontier_.events()), kNone);
   return absl::OkStatus();
@@ -87,7 +87,7 @@ void StepClock::BeginStep() {
 }
 
 void StepClock::Issue() {
-  const FragmentCosts& of = Of(caller_.step);
+  const ListCosts& of = Of(caller_.step);
   const auto index = static_cast<size_t>(of.At(caller_.next)),
              parity = static_cast<size_t>(caller_.step % 2);
   if (of.costs[index].caller_seconds > 0 && !std::exchange(caller_.took_time, true)) {
@@ -96,34 +96,35 @@ void StepClock::Issue() {
   }
   caller_.took_time = false;
   ++caller_.next;
-  const Instruction& instruction = of.fragment->instructions[index];
+  const Op& op = of.list->ops[index];
+  const Waits& waits = of.list->waits[index];
   const int number = static_cast<int>(clocked_.size());
   clocked_.push_back(
-      {.step = caller_.step, .instruction = static_cast<int>(index), .begin_cause = caller_.cause});
+      {.step = caller_.step, .op = static_cast<int>(index), .begin_cause = caller_.cause});
   progress_.emplace_back();
-  for (int wait : instruction.waits) {
+  for (int wait : waits.on) {
     const int event = of.events[wait][parity];
-    frontier_.Follow(instruction.starts, event);
+    frontier_.Follow(op.starts, event);
     Await(number, newest_[event]);
   }
-  frontier_.Enter(instruction.starts, instruction.enters, static_cast<int>(parity),
+  frontier_.Enter(op.starts, waits.enters, static_cast<int>(parity),
                   [&](int event) { Await(number, newest_[event]); });
   const int event = of.events[index][parity];
-  frontier_.Issue(instruction.starts, instruction.ends, event);
+  frontier_.Issue(op.starts, op.ends, event);
   if (event != kNone) {
-    frontier_.Leave(instruction.leaves, static_cast<int>(parity), event);
+    frontier_.Leave(waits.leaves, static_cast<int>(parity), event);
     newest_[event] = number;
   }
-  starts_[instruction.starts].numbers.push_back(number);
-  ends_[instruction.ends].numbers.push_back(number);
-  Look(instruction.starts);
-  if (costs_.caller_computes() && instruction.stream == StreamId::kCompute) HoldCaller(number);
+  starts_[op.starts].numbers.push_back(number);
+  ends_[op.ends].numbers.push_back(number);
+  Look(op.starts);
+  if (costs_.caller_computes() && op.stream == StreamId::kCompute) HoldCaller(number);
 }
 
 void StepClock::EndStep() {
   if (costs_.caller_awaits_report() && !std::exchange(caller_.reports, true)) {
     for (int number = first_.back(); number < std::ssize(clocked_); ++number)
-      if (InstructionOf(number).code == Code::kConclude) HoldCaller(number);
+      if (OpOf(number).role == Role::kConclude) HoldCaller(number);
     return;
   }
   caller_.reports = false;
@@ -160,14 +161,14 @@ void StepClock::HandleEvents() {
   } while (to_look_at_ != 0);
 }
 
-// Transfers start after the transfer before them has started; other instructions after the one
+// Transfers start after the transfer before them has started; other operations after the one
 // before them has ended.
 void StepClock::Start(Line line) {
   Queue& queue = starts_[line];
   for (int number = queue.front(); number != kNone; number = queue.front()) {
-    const Line ends = InstructionOf(number).ends;
+    const Line ends = OpOf(number).ends;
     if (ProgressOf(number).awaited > 0 || (ends == line && ends_[line].front() != number)) return;
-    ClockedInstruction& clocked = At(number);
+    ClockedOp& clocked = At(number);
     ++queue.head;
     if (const int behind = queue.front();
         ends != line && behind != kNone && ProgressOf(behind).awaited == 0)
@@ -195,14 +196,13 @@ void StepClock::End(int number) {
   Progress& of = ProgressOf(number);
   of.state = State::kOver;
   At(number).end = now_;
-  const Line line = InstructionOf(number).ends;
+  const Line line = OpOf(number).ends;
   ++ends_[line].head;
   Look(line);
   if (const int behind = ends_[line].front(); behind != kNone) {
     const Progress& other = ProgressOf(behind);
     if (other.state == State::kIssued) {
-      if (InstructionOf(behind).starts == line && other.awaited == 0)
-        At(behind).begin_cause = number;
+      if (OpOf(behind).starts == line && other.awaited == 0) At(behind).begin_cause = number;
     } else if (other.state == State::kReady) {  // a transfer
       At(behind).since = now_;
       At(behind).cause = number;
@@ -211,7 +211,7 @@ void StepClock::End(int number) {
   for (int waiter = of.first_waiter; waiter != kNone;) {
     const Waiter& waits = waiters_[waiter];
     At(waits.number).begin_cause = number;
-    if (--ProgressOf(waits.number).awaited == 0) Look(InstructionOf(waits.number).starts);
+    if (--ProgressOf(waits.number).awaited == 0) Look(OpOf(waits.number).starts);
     waiter = waits.next;
   }
   if (of.holds_caller && --caller_.held_by == 0) caller_.cause = number;
@@ -253,7 +253,7 @@ void StepClock::Advance(double to) {
   for (; !answers_.empty() && answers_.top().first <= now_; answers_.pop()) {
     const int number = answers_.top().second;
     ProgressOf(number).state = State::kReady;
-    Look(InstructionOf(number).ends);
+    Look(OpOf(number).ends);
   }
   if (!over_.empty()) shares_stand_ = false;
   for (int number : over_) End(number);
@@ -271,7 +271,7 @@ absl::Status StepClock::Run() {
   }
   if (!CallerIsDone() || std::any_of(progress_.begin(), progress_.end(),
                                      [](const Progress& of) { return of.state != State::kOver; }))
-    return absl::InternalError("the simulation stands still: instructions wait for each other");
+    return absl::InternalError("the simulation stands still: operations wait for each other");
   return absl::OkStatus();
 }
 

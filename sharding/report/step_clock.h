@@ -1,4 +1,4 @@
-// The virtual clock of Simulate. It runs instructions of several steps on a machine, and records
+// The virtual clock of Simulate. It runs operations of several steps on a machine, and records
 // when each began and ended and which wait was its last.
 #pragma once
 
@@ -13,7 +13,7 @@
 
 #include "absl/status/status.h"
 #include "ebb/sharding/frontier.h"
-#include "ebb/sharding/instructions.h"
+#include "ebb/sharding/op_list.h"
 #include "ebb/sharding/report/costs.h"
 #include "ebb/sharding/waits.h"
 
@@ -26,12 +26,12 @@ struct MachineCost {
   Amounts amounts = {}, demand = {};
 };
 
-// One instruction of one step.
-struct ClockedInstruction {
-  int step = 0, instruction = 0;
+// One operation of one step.
+struct ClockedOp {
+  int step = 0, op = 0;
   double begin = 0, end = 0;
   double since = 0;  // its line is in use for this one alone
-  // The last event before it began, and before `since`: the end of another instruction, or the
+  // The last event before it began, and before `since`: the end of another operation, or the
   // caller's work after that. kNone: the beginning.
   static constexpr int kNone = -1;
   int begin_cause = kNone, cause = kNone;
@@ -40,7 +40,7 @@ struct ClockedInstruction {
 
 class StepClock {
  public:
-  // `again_most`: a fragment repeats its middle round at most so often.
+  // `again_most`: a list repeats its middle round at most so often.
   StepClock(const Cells& cells, const Costs& costs, int steps, int again_most)
       : control_(cells.control()),
         costs_(costs),
@@ -50,41 +50,37 @@ class StepClock {
         frontier_(cells.count()) {}
 
   absl::Status Add(
-      const Fragment& fragment);  // the fragment of the first step, then the one of all later steps
+      const OpList& list);  // the list of the first step, then the one of all later steps
   absl::Status Run();
 
   // In the order in which they were issued; [first(n), first(n + 1)) are of step n.
-  const std::vector<ClockedInstruction>& clocked() const { return clocked_; }
+  const std::vector<ClockedOp>& clocked() const { return clocked_; }
   int first(int step) const {
     return step == steps_ ? static_cast<int>(clocked_.size()) : first_[step];
   }
-  const Instruction& InstructionOf(const ClockedInstruction& of) const {
-    return Of(of.step).fragment->instructions[of.instruction];
-  }
-  const MachineCost& CostOf(const ClockedInstruction& of) const {
-    return Of(of.step).costs[of.instruction];
-  }
+  const Op& OpOf(const ClockedOp& of) const { return Of(of.step).list->ops[of.op]; }
+  const MachineCost& CostOf(const ClockedOp& of) const { return Of(of.step).costs[of.op]; }
 
  private:
-  static constexpr int kNone = ClockedInstruction::kNone;
-  struct FragmentCosts {
-    const Fragment* fragment = nullptr;
+  static constexpr int kNone = ClockedOp::kNone;
+  struct ListCosts {
+    const OpList* list = nullptr;
     std::vector<MachineCost> costs;
-    std::vector<std::array<int, 2>> events;                             // by instruction and parity
+    std::vector<std::array<int, 2>> events;                             // by operation and parity
     int repeats = 0;                                                    // of the middle round
-    int again() const { return repeats > 0 ? repeats * middle() : 0; }  // instructions of those
-    int middle() const { return fragment->round_begins[1] - fragment->round_begins[0]; }
+    int again() const { return repeats > 0 ? repeats * middle() : 0; }  // operations of those
+    int middle() const { return list->round_begins[1] - list->round_begins[0]; }
     int count() const { return static_cast<int>(costs.size()) + again(); }
-    // The instruction that a step issues as this one of count().
+    // The operation that a step issues as this one of count().
     int At(int number) const {
-      if (again() == 0 || number < fragment->round_begins[1]) return number;
-      if (number >= fragment->round_begins[1] + again()) return number - again();
-      return fragment->round_begins[0] + (number - fragment->round_begins[0]) % middle();
+      if (again() == 0 || number < list->round_begins[1]) return number;
+      if (number >= list->round_begins[1] + again()) return number - again();
+      return list->round_begins[0] + (number - list->round_begins[0]) % middle();
     }
   };
-  // kReady: its latency is over; the instruction before it on its line may still run.
+  // kReady: its latency is over; the operation before it on its line may still run.
   enum class State : uint8_t { kIssued, kStarted, kReady, kMoving, kOver };
-  // State of a ClockedInstruction until it is over.
+  // State of a ClockedOp until it is over.
   struct Progress {
     State state = State::kIssued;
     bool holds_caller = false;
@@ -105,18 +101,18 @@ class StepClock {
   };
 
   struct Caller {
-    int step = 0, next = kNone;  // of FragmentCosts::count(); kNone: it has not begun the step
+    int step = 0, next = kNone;  // of ListCosts::count(); kNone: it has not begun the step
     bool took_time = false;      // for the next one
     bool reports = false;
     double busy_until = 0;
-    int held_by = 0;    // instructions
+    int held_by = 0;    // operations
     int cause = kNone;  // the last that it waited for
   };
 
-  const FragmentCosts& Of(int step) const { return of_[step == 0 ? 0 : 1]; }
-  ClockedInstruction& At(int number) { return clocked_[number]; }
+  const ListCosts& Of(int step) const { return of_[step == 0 ? 0 : 1]; }
+  ClockedOp& At(int number) { return clocked_[number]; }
   Progress& ProgressOf(int number) { return progress_[number]; }
-  const Instruction& InstructionOf(int number) { return InstructionOf(At(number)); }
+  const Op& OpOf(int number) { return OpOf(At(number)); }
 
   // The caller, as far as its next wait.
   void RunCaller();
@@ -142,17 +138,17 @@ class StepClock {
   const Costs& costs_;
   const Amounts rates_;
   const int steps_, again_most_;
-  std::vector<FragmentCosts> of_;
+  std::vector<ListCosts> of_;
   Frontier frontier_;
-  std::vector<int> newest_;  // by event: the instruction that has recorded it
+  std::vector<int> newest_;  // by event: the operation that has recorded it
 
   double now_ = 0;
-  std::vector<ClockedInstruction> clocked_;
+  std::vector<ClockedOp> clocked_;
   std::vector<Progress> progress_;
   std::vector<int> first_;  // by step
   std::vector<Waiter> waiters_;
   std::array<Queue, kLines> starts_,
-      ends_;                 // instructions that have not started, and not ended, on each line
+      ends_;                 // operations that have not started, and not ended, on each line
   uint32_t to_look_at_ = 0;  // lines
   std::vector<Moving> moving_;
   std::vector<RunningShare> shares_;  // of what moves

@@ -17,11 +17,10 @@ TrafficRow RowOf(const Move& move) {
 
 std::vector<TrafficRow> PredictTraffic(const Plan& plan, bool carrying, int rounds) {
   std::map<std::tuple<StateClass, Tier, Direction>, TrafficRow> rows;
-  const auto add = [&](std::span<const Operation> operations, int times) {
-    for (const Operation& operation : operations) {
-      if (operation.condition == (carrying ? Condition::kNotCarrying : Condition::kCarrying))
-        continue;
-      for (const Move move : operation.moves()) {
+  const auto add = [&](std::span<const Op> ops, int times) {
+    for (const Op& op : ops) {
+      if (!op.runs(carrying)) continue;
+      for (const Move move : op.moves()) {
         const TrafficRow of_move = RowOf(move);
         TrafficRow& row = rows[{of_move.state, of_move.tier, of_move.direction}];
         const uint64_t before = row.predicted_bytes;
@@ -30,7 +29,7 @@ std::vector<TrafficRow> PredictTraffic(const Plan& plan, bool carrying, int roun
       }
     }
   };
-  add(plan.operations, 1);
+  add(plan.ops, 1);
   add(plan.MiddleRound(), (rounds == 0 ? plan.step_rounds : rounds) - plan.decisions.rounds);
   std::vector<TrafficRow> table;
   for (const auto& [key, row] : rows) table.push_back(row);
@@ -38,24 +37,24 @@ std::vector<TrafficRow> PredictTraffic(const Plan& plan, bool carrying, int roun
 }
 
 std::vector<CommunicationRow> CommunicationRows(BytesOfKind predicted, BytesOfKind moved) {
-  const auto row = [&](std::string_view name, std::initializer_list<OperationKind> kinds) {
+  const auto row = [&](std::string_view name, std::initializer_list<Role> kinds) {
     CommunicationRow sum{.operation = name};
-    for (const OperationKind kind : kinds) {
+    for (const Role kind : kinds) {
       sum.predicted_bytes += static_cast<uint64_t>(predicted(kind));
       sum.bytes += static_cast<uint64_t>(moved(kind));
     }
     return sum;
   };
-  return {row("gather", {OperationKind::kGather, OperationKind::kRefresh}),
-          row("gather_secondary", {OperationKind::kGatherSecondary}),
-          row("reduce", {OperationKind::kReduce, OperationKind::kAllReduce}),
-          row("gather_gradient", {OperationKind::kGatherGradient}),
-          row("exchange", {OperationKind::kExchange, OperationKind::kExchangeNorms})};
+  return {row("gather", {Role::kGather, Role::kRefresh}),
+          row("gather_secondary", {Role::kGatherSecondary}),
+          row("reduce", {Role::kReduce, Role::kAllReduce}),
+          row("gather_gradient", {Role::kGatherGradient}),
+          row("exchange", {Role::kExchange, Role::kExchangeNorms})};
 }
 
 std::vector<CommunicationRow> PredictCommunication(const Plan& plan) {
-  return CommunicationRows([&](OperationKind kind) { return plan.BytesOf(kind); },
-                           [](OperationKind) { return int64_t{0}; });
+  return CommunicationRows([&](Role kind) { return plan.BytesOf(kind); },
+                           [](Role) { return int64_t{0}; });
 }
 
 }  // namespace ebb::sharding

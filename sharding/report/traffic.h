@@ -22,7 +22,7 @@ std::vector<TrafficRow> PredictTraffic(const Plan& plan, bool carrying = true, i
 
 // Bytes that a step's collectives move. `predicted` and `moved` are asked for the bytes of one kind
 // of operation.
-using BytesOfKind = absl::FunctionRef<int64_t(OperationKind)>;
+using BytesOfKind = absl::FunctionRef<int64_t(Role)>;
 std::vector<CommunicationRow> CommunicationRows(BytesOfKind predicted, BytesOfKind moved);
 std::vector<CommunicationRow> PredictCommunication(const Plan& plan);
 

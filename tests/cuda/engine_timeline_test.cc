@@ -104,9 +104,9 @@ TEST_P(TimelineOfGpuTest, ShowsEachOfTwoOpenStepsInItsOrder) {
       int64_t closed = 0, concluded = 0;
       for (const TraceSpan& span : tracks.at({rank, 0}).spans)
         if (span.step == 2) closed = std::max(closed, span.end_ns);
-      for (size_t i = 0; step == 1 && i < spans.size(); ++i) {
-        if (plan.operations[i].kind == sharding::OperationKind::kConclude)
-          concluded = spans[i]->end_ns;
+      for (const sharding::Op& op : plan.ops) {
+        if (step == 1 && op.role == sharding::Role::kConclude)
+          concluded = spans[static_cast<size_t>(op.number)]->end_ns;
       }
       if (step == 1) {
         EXPECT_GT(concluded, closed);

@@ -329,8 +329,8 @@ TEST(ChecksumCost, CountsTheBytesThatAStepMovesOfEachClass) {
                                  MovedOnNvme(plan, StateClass::kOptimizer));
       // With early updates, also the masters that a visit casts.
       int64_t masters = 0;
-      for (const sharding::Operation& operation : plan.operations) {
-        if (operation.kind != sharding::OperationKind::kCastMasters) continue;
+      for (const sharding::Op& operation : plan.ops) {
+        if (operation.role != sharding::Role::kCastMasters) continue;
         for (const sharding::UpdateDetail& of : operation.updates)
           masters += 4 * plan.table.sub_groups[static_cast<size_t>(of.sub_group)].count();
       }

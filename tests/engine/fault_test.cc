@@ -20,8 +20,8 @@
 namespace ebb::testing::fault_test {
 namespace {
 
-using sharding::Operation;
-using sharding::OperationKind;
+using sharding::Op;
+using sharding::Role;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
@@ -29,41 +29,33 @@ using ::testing::StartsWith;
 constexpr int64_t kFaultyStep =
     1;  // the second: the updates of the first may still be on their way
 
-bool IsCollective(OperationKind kind) {
-  return kind == OperationKind::kGather || kind == OperationKind::kReduce ||
-         kind == OperationKind::kGatherGradient || kind == OperationKind::kExchange ||
-         kind == OperationKind::kRefresh;
-}
-
 // The collectives of a step, in the order in which a rank enqueues them.
 std::vector<int> Collectives(const sharding::Plan& plan) {
   std::vector<int> collectives;
-  for (const sharding::Moment& moment : plan.moments) {
-    for (int index : moment.operations()) {
-      if (IsCollective(plan.operations[static_cast<size_t>(index)].kind))
-        collectives.push_back(index);
-    }
-  }
+  for (int index = 0; index < std::ssize(plan.ops); ++index)
+    if (plan.ops[static_cast<size_t>(index)].code() == sharding::Code::kRedistribute)
+      collectives.push_back(index);
   return collectives;
 }
 
-// The units with an update that comes after operation `failed` by streams and waits.
+// The units with an update that comes after the operation with the number `failed` by streams and
+// waits.
 std::set<int> UnitsUpdatedAfter(const sharding::Plan& plan, int failed) {
-  sharding::Fragment fragment = sharding::Lower(plan, /*carrying=*/false);
-  const sharding::Fragment* const only[] = {&fragment};
-  sharding::DeriveWaits(sharding::Cells(only, plan), fragment);
-  std::vector<bool> after(fragment.instructions.size());
+  sharding::OpList list = sharding::ListOf(plan, /*carrying=*/false);
+  const sharding::OpList* const only[] = {&list};
+  sharding::DeriveWaits(sharding::Cells(only, plan), list);
+  std::vector<bool> after(list.ops.size());
   std::array<bool, sharding::kLines> line_after = {};
   std::set<int> units;
-  for (size_t index = 0; index < fragment.instructions.size(); ++index) {
-    const sharding::Instruction& instruction = fragment.instructions[index];
-    bool comes_after = line_after[instruction.starts] || instruction.operation == failed;
-    for (int wait : instruction.waits) comes_after |= after[static_cast<size_t>(wait)];
+  for (size_t index = 0; index < list.ops.size(); ++index) {
+    const sharding::Op& op = list.ops[index];
+    bool comes_after = line_after[op.starts] || op.number == failed;
+    for (int wait : list.waits[index].on) comes_after |= after[static_cast<size_t>(wait)];
     after[index] = comes_after;
-    line_after[instruction.starts] = line_after[instruction.starts] || comes_after;
-    line_after[instruction.ends] = line_after[instruction.ends] || comes_after;
-    if (!comes_after || instruction.code != sharding::Code::kUpdate) continue;
-    for (const sharding::Part& part : instruction.parts) units.insert(part.unit);
+    line_after[op.starts] = line_after[op.starts] || comes_after;
+    line_after[op.ends] = line_after[op.ends] || comes_after;
+    if (!comes_after || op.role != Role::kUpdate) continue;
+    for (const sharding::Part& part : op.parts) units.insert(part.unit);
   }
   return units;
 }
@@ -165,15 +157,15 @@ class FaultTest : public ::testing::TestWithParam<Setting> {
     const std::vector<int>& collectives = clean.collectives;
     ASSERT_EQ(clean.calls, static_cast<int64_t>(collectives.size()));
     for (size_t n = 0; n < collectives.size(); ++n) {
-      const Operation& failed = clean.plan.operations[static_cast<size_t>(collectives[n])];
+      const sharding::Op& failed = clean.plan.ops[static_cast<size_t>(collectives[n])];
       SCOPED_TRACE(::testing::Message() << setting << ", call " << n << " of " << collectives.size()
-                                        << ", a " << std::string(sharding::Name(failed.kind))
+                                        << ", a " << std::string(sharding::Name(failed.role))
                                         << ", fault " << static_cast<int>(fault));
       Updates updates;
       const Outcome outcome =
           RunWithFault(setting, kFaultyStep, static_cast<int64_t>(n), fault, updates, trainers);
       for (const absl::Status& status : outcome.statuses) EXPECT_THAT(status, Says(kInjected));
-      const std::set<int> forbidden = UnitsUpdatedAfter(clean.plan, collectives[n]);
+      const std::set<int> forbidden = UnitsUpdatedAfter(clean.plan, failed.number);
       for (const auto& [step, parameter] : updates.seen) {
         const int unit = clean.plan.layout.parameters[static_cast<size_t>(parameter)].unit;
         EXPECT_LE(step, kFaultyStep);

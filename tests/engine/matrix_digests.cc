@@ -65,13 +65,12 @@ std::string LineOf(const sharding::RandomCase& random) {
   for (const CommunicationRow& row : sharding::PredictCommunication(*plan))
     communication.Add(row.operation).Add(static_cast<int64_t>(row.predicted_bytes));
   size_t waits = 0;
-  sharding::Fragment fragment = sharding::Lower(*plan, plan->carries_updates);
-  const sharding::Fragment* const only[] = {&fragment};
-  sharding::DeriveWaits(sharding::Cells(only, *plan), fragment);
-  for (const sharding::Instruction& instruction : fragment.instructions)
-    waits += instruction.waits.size();
+  sharding::OpList list = sharding::ListOf(*plan, plan->carries_updates);
+  const sharding::OpList* const only[] = {&list};
+  sharding::DeriveWaits(sharding::Cells(only, *plan), list);
+  for (const sharding::Waits& of : list.waits) waits += of.on.size();
   absl::StrAppend(&line, "memory ", Hex(memory), "\ttraffic ", Hex(traffic), "\tcommunication ",
-                  Hex(communication), "\toperations ", plan->operations.size(), "\twaits ", waits);
+                  Hex(communication), "\toperations ", plan->Shown(), "\twaits ", waits);
   return line;
 }
 

@@ -11,13 +11,13 @@
 
 namespace ebb::testing {
 
-using sharding::Operation;
-using sharding::OperationKind;
+using sharding::Op;
+using sharding::Role;
 
 namespace {
 
-std::string SpanName(const sharding::Plan& plan, const Operation& operation) {
-  std::string name(sharding::Name(operation.kind));
+std::string SpanName(const sharding::Plan& plan, const Op& operation) {
+  std::string name(sharding::Name(operation.role));
   if (!operation.parts.empty())
     absl::StrAppend(&name, " ", plan.unit_names[static_cast<size_t>(operation.parts[0].unit)]);
   return name;
@@ -27,7 +27,7 @@ std::string SpanName(const sharding::Plan& plan, const Operation& operation) {
 
 StepSpans Match(const sharding::Plan& plan, const TraceTracks& tracks, int rank, int64_t step,
                 bool carrying) {
-  StepSpans spans(plan.operations.size());
+  StepSpans spans(static_cast<size_t>(plan.Shown()));
   std::map<int, std::vector<const TraceSpan*>> left;  // by stream, in order
   for (int stream = 1; stream < sharding::kStreams; ++stream) {
     const auto track = tracks.find({rank, stream});
@@ -39,11 +39,9 @@ StepSpans Match(const sharding::Plan& plan, const TraceTracks& tracks, int rank,
     std::reverse(left[stream].begin(), left[stream].end());
   }
   for (const sharding::Moment& moment : plan.moments) {
-    for (int index : moment.operations()) {
-      const Operation& operation = plan.operations[static_cast<size_t>(index)];
-      if (operation.kind == OperationKind::kMark) continue;
-      if (operation.condition ==
-          (carrying ? sharding::Condition::kNotCarrying : sharding::Condition::kCarrying))
+    for (int index = moment.begin; index < moment.end; ++index) {
+      const Op& operation = plan.ops[static_cast<size_t>(index)];
+      if (operation.number < 0 || operation.role == Role::kMark || !operation.runs(carrying))
         continue;
       std::vector<const TraceSpan*>& stream = left[static_cast<int>(operation.stream)];
       const std::string name = SpanName(plan, operation);
@@ -53,7 +51,7 @@ StepSpans Match(const sharding::Plan& plan, const TraceTracks& tracks, int rank,
         return spans;
       }
       EXPECT_EQ(stream.back()->bytes, operation.bytes) << name;
-      spans[static_cast<size_t>(index)] = stream.back();
+      spans[static_cast<size_t>(operation.number)] = stream.back();
       stream.pop_back();
     }
   }
@@ -80,39 +78,40 @@ bool IsOfHost(sharding::StreamId stream) {
 
 void ExpectOrder(const sharding::Plan& plan, const StepSpans& spans, const StepSpans* before,
                  Clocks clocks) {
-  sharding::Fragment fragment = sharding::Lower(plan, plan.carries_updates);
-  const sharding::Fragment* const only[] = {&fragment};
+  sharding::OpList list = sharding::ListOf(plan, plan.carries_updates);
+  const sharding::OpList* const only[] = {&list};
   const sharding::Cells cells(only, plan);
-  sharding::DeriveWaits(cells, fragment);
-  const std::vector<sharding::Instruction>& instructions = fragment.instructions;
-  const auto follows = [&](const sharding::Instruction& now, const StepSpans& of,
-                           const sharding::Instruction& other) {
-    if (other.operation < 0) return;  // a scope's kernels, which have no span
-    const TraceSpan* const then = spans[static_cast<size_t>(now.operation)];
-    const TraceSpan* const earlier = of[static_cast<size_t>(other.operation)];
+  sharding::DeriveWaits(cells, list);
+  const std::vector<sharding::Op>& ops = list.ops;
+  const auto follows = [&](const sharding::Op& now, const StepSpans& of,
+                           const sharding::Op& other) {
+    if (other.number < 0) return;  // a scope's kernels, which have no span
+    const TraceSpan* const then = spans[static_cast<size_t>(now.number)];
+    const TraceSpan* const earlier = of[static_cast<size_t>(other.number)];
     const bool late =
         clocks == Clocks::kOfGpuAndHost && IsOfHost(now.stream) && !IsOfHost(other.stream);
     if (earlier == nullptr || late) return;
     EXPECT_GE(then->begin_ns, earlier->end_ns)
         << then->name << " begins before the end of " << earlier->name;
   };
-  const auto touches = [&](const sharding::Instruction& instruction, sharding::CellUse entered) {
+  const auto touches = [&](const sharding::Op& op, sharding::CellUse entered) {
     std::vector<sharding::CellRange> ranges;
-    for (const sharding::Operand& operand : instruction.operands) {
+    for (const sharding::Operand& operand : op.operands) {
       if (entered.writes || sharding::Writes(operand.access)) cells.Find(operand, ranges);
     }
     return std::any_of(ranges.begin(), ranges.end(), [&](const sharding::CellRange& range) {
       return entered.cell >= range.first && entered.cell < range.second;
     });
   };
-  for (const sharding::Instruction& now : instructions) {
-    if (now.operation < 0 || spans[static_cast<size_t>(now.operation)] == nullptr) continue;
-    for (int wait : now.waits) follows(now, spans, instructions[static_cast<size_t>(wait)]);
+  for (size_t index = 0; index < ops.size(); ++index) {
+    const sharding::Op& now = ops[index];
+    if (now.number < 0 || spans[static_cast<size_t>(now.number)] == nullptr) continue;
+    for (int wait : list.waits[index].on) follows(now, spans, ops[static_cast<size_t>(wait)]);
     if (before == nullptr) continue;
     // Operations of the step before on the same bytes.
-    for (const sharding::CellUse& entered : now.enters) {
+    for (const sharding::CellUse& entered : list.waits[index].enters) {
       if (entered.by_parity) continue;
-      for (const sharding::Instruction& other : instructions)
+      for (const sharding::Op& other : ops)
         if (touches(other, entered)) follows(now, *before, other);
     }
   }

@@ -331,7 +331,7 @@ class RoundsTest : public ::testing::TestWithParam<Setting> {
     config.gradient_accumulation_steps = 3;
     ParameterValues masters;
     RunOn(setting, model_, config, [&](Engine& engine, ScriptedTrainer& trainer) {
-      const size_t operations = engine.program().plan().operations.size();
+      const size_t operations = engine.program().plan().ops.size();
       int64_t number = 0;
       for (const int rounds : kRounds) {
         StepOptions options = kExactStep;
@@ -342,7 +342,7 @@ class RoundsTest : public ::testing::TestWithParam<Setting> {
         for (const CommunicationRow& row : engine.communication())
           EXPECT_EQ(row.bytes, row.predicted_bytes) << rounds << " rounds";
       }
-      EXPECT_EQ(engine.program().plan().operations.size(), operations);
+      EXPECT_EQ(engine.program().plan().ops.size(), operations);
       ASSERT_OK_AND_ASSIGN(const ParameterValues all,
                            GatherAll(engine, model_, StateClass::kMaster));
       if (trainer.rank() == 0) masters = all;

@@ -59,11 +59,11 @@ void ExpectScopes(const sharding::Plan& plan, const StepSpans& spans, const Trac
     const std::string unit = plan.unit_names[static_cast<size_t>(plan.scopes[s].unit)];
     EXPECT_EQ(scopes[s]->name,
               absl::StrCat(plan.scopes[s].backward ? "backward " : "forward ", unit));
-    for (size_t i = 0; i < plan.operations.size(); ++i) {
-      if (plan.operations[i].kind != sharding::OperationKind::kReduce) continue;
-      for (const sharding::Part& part : plan.operations[i].parts) {
+    for (const sharding::Op& op : plan.ops) {
+      if (op.role != sharding::Role::kReduce) continue;
+      for (const sharding::Part& part : op.parts) {
         if (part.scope != static_cast<int>(s)) continue;
-        EXPECT_GE(spans[i]->begin_ns, scopes[s]->end_ns);
+        EXPECT_GE(spans[static_cast<size_t>(op.number)]->begin_ns, scopes[s]->end_ns);
       }
     }
     if (const int gather = plan.gather_of_scope[s]; gather >= 0) {
@@ -306,16 +306,16 @@ TEST(OffloadedTimeline, ReadsUpdatesAndWritesOverlapEachOtherAndCompute) {
           Engine::Create(world, Device::Cpu(), model, config,
                          {.optimizer = OptimizerSpec{.states = {"momentum"}, .update = update}});
       if (!engine.ok()) return engine.status();
-      for (const sharding::Operation& operation : engine->program().plan().operations) {
+      for (const sharding::Op& operation : engine->program().plan().ops) {
         if (operation.moves().empty()) continue;
-        const bool write = operation.kind == sharding::OperationKind::kWrite;
+        const bool write = operation.role == sharding::Role::kWrite;
         // Reads of gathers and writes of gradient sums are left out.
         const StateClass state = operation.moves().front().state;
         if (write ? state == StateClass::kGradient
                   : operation.stream == sharding::StreamId::kReadParameters &&
                         state != StateClass::kMaster)
           continue;
-        if (!write && operation.kind != sharding::OperationKind::kRead) continue;
+        if (!write && operation.role != sharding::Role::kRead) continue;
         if (operation.parts[0].unit != (write ? offloaded.written : offloaded.read)) continue;
         const std::lock_guard lock(mutex);
         for (const sharding::Move move : operation.moves()) {

@@ -175,8 +175,8 @@ TEST_P(UnitViewsTest, AUnitThatIsKeptWholeIsNotGatheredAndTrainsToTheSameBits) {
   ASSERT_OK(gathered.status);
   model.units[1].keep_whole = true;
   ASSERT_OK_AND_ASSIGN(const Program program, PredictProgram(model, setting.world, ConfigOf()));
-  for (const sharding::Operation& operation : program.plan().operations) {
-    if (operation.kind != sharding::OperationKind::kGather) continue;
+  for (const sharding::Op& operation : program.plan().ops) {
+    if (operation.role != sharding::Role::kGather) continue;
     for (const sharding::Part& part : operation.parts) EXPECT_NE(part.unit, 1);
   }
   const ScriptRun kept = RunScript(setting, model, ConfigOf(), round);

@@ -1,4 +1,4 @@
-// Bytes in use at each instruction, of fragments that are written here and of plans.
+// Bytes in use at each operation, of lists that are written here and of plans.
 
 #include <gtest/gtest.h>
 
@@ -21,10 +21,10 @@ struct Use {
   int64_t offset = 0, bytes = 0;
 };
 
-// One instruction for each list.
-std::vector<int64_t> AliveOf(const std::vector<std::vector<Use>>& instructions) {
+// One operation for each list.
+std::vector<int64_t> AliveOf(const std::vector<std::vector<Use>>& ops) {
   std::vector<std::vector<Operand>> operands;
-  for (const std::vector<Use>& uses : instructions) {
+  for (const std::vector<Use>& uses : ops) {
     std::vector<Operand> of;
     for (const Use& use : uses)
       of.push_back(
@@ -33,14 +33,14 @@ std::vector<int64_t> AliveOf(const std::vector<std::vector<Use>>& instructions) 
            .count = use.bytes});
     operands.push_back(std::move(of));
   }
-  Fragment fragment;
+  OpList list;
   for (const std::vector<Operand>& of : operands) {
-    Instruction instruction;
-    instruction.operands = of;
-    fragment.instructions.push_back(instruction);
+    Op op;
+    op.operands = of;
+    list.ops.push_back(op);
   }
   std::vector<int64_t> alive;
-  for (const ClassBytes& classes : AliveBytes(fragment, Tier::kDevice))
+  for (const ClassBytes& classes : AliveBytes(list, Tier::kDevice))
     alive.push_back(classes[kGather]);
   return alive;
 }
@@ -65,8 +65,8 @@ TEST(AliveBytes, StateThatAStepReadsFirstIsAliveFromTheStepBefore) {
   EXPECT_EQ(AliveOf({{}, {{Access::kReadWrite, 0, 8}}, {}}), (std::vector<int64_t>{8, 8, 8}));
 }
 
-// One instruction's list has both, in any order.
-TEST(AliveBytes, AnInstructionThatReadsAndWritesKeepsTheValue) {
+// One operation's list has both, in any order.
+TEST(AliveBytes, AnOperationThatReadsAndWritesKeepsTheValue) {
   EXPECT_EQ(AliveOf({{{Access::kWrite, 0, 8}},
                      {{Access::kRead, 0, 8}, {Access::kWrite, 4, 4}},
                      {{Access::kRead, 0, 8}}}),
@@ -88,8 +88,8 @@ TEST(AliveBytes, AreNeverMoreThanThePoolsHold) {
     ClassBytes held = {}, most = {};
     for (const MemoryRow& row : program.memory())
       held[static_cast<size_t>(row.state)] = static_cast<int64_t>(row.predicted_bytes);
-    const Fragment fragment = Lower(program.plan(), /*carrying=*/true);
-    for (const ClassBytes& alive : AliveBytes(fragment, Tier::kDevice)) {
+    const OpList list = ListOf(program.plan(), /*carrying=*/true);
+    for (const ClassBytes& alive : AliveBytes(list, Tier::kDevice)) {
       for (size_t of = 0; of < most.size(); ++of) most[of] = std::max(most[of], alive[of]);
     }
     for (size_t of = 0; of < most.size(); ++of) {

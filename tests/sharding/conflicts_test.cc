@@ -52,29 +52,28 @@ Pairs GatherConflicts(const Plan& plan) {
   return pairs;
 }
 
-// The instructions of a step. Instructions before `issued` have been issued.
-struct Instructions {
-  explicit Instructions(const Plan& of) : plan(of), fragment(Lower(of, of.carries_updates)) {
-    const Fragment* const only[] = {&fragment};
-    fragment.round_begins
+// The operations of a step. Operations before `issued` have been issued.
+struct Ops {
+  explicit Ops(const Plan& of) : plan(of), list(ListOf(of, of.carries_updates)) {
+    const OpList* const only[] = {&list};
+    list.round_begins
         .clear();  // rounds one behind the other, so that all that is waited for is a wait
-    DeriveWaits(Cells(only, plan), fragment);
+    DeriveWaits(Cells(only, plan), list);
   }
-  const FragmentMoment& Opening(int scope) const {
-    return fragment.moments[static_cast<size_t>(plan.scopes[static_cast<size_t>(scope)].open_tick)];
+  const Moment& Opening(int scope) const {
+    return list.moments[static_cast<size_t>(plan.scopes[static_cast<size_t>(scope)].open_tick)];
   }
   bool IsIssued(int operation, int before) const {
-    return fragment.instruction_of[static_cast<size_t>(operation)] < before;
+    return list.index_of[static_cast<size_t>(operation)] < before;
   }
   // The wait of a scope's kernels, and of the kernels of scopes ahead of it, that is not issued
   // yet; -1: they may start. Kernels are the compute stream's own.
   int Missing(int scope, int before) const {
     for (int i = before; i < Opening(scope).end; ++i) {
-      const Instruction& instruction = fragment.instructions[static_cast<size_t>(i)];
-      if (instruction.code != Code::kKernels) continue;
-      for (int wait : instruction.waits) {
-        if (wait >= before &&
-            fragment.instructions[static_cast<size_t>(wait)].code != Code::kKernels)
+      const Op& op = list.ops[static_cast<size_t>(i)];
+      if (op.code() != Code::kKernels) continue;
+      for (int wait : list.waits[static_cast<size_t>(i)].on) {
+        if (wait >= before && list.ops[static_cast<size_t>(wait)].code() != Code::kKernels)
           return wait;
       }
     }
@@ -82,7 +81,7 @@ struct Instructions {
   }
 
   const Plan& plan;
-  Fragment fragment;
+  OpList list;
 };
 
 TEST(Conflicts, GathersConflictForUnitsThatShareASlot) {
@@ -194,14 +193,14 @@ TEST(Conflicts, FollowTheirDefinition) {
 
 TEST(Conflicts, ThereAreNoneInTheDeclaredOrder) {
   ForRandomPlans([](const Plan& plan) {
-    const Instructions instructions(plan);
-    for (const FragmentMoment& moment : instructions.fragment.moments) {
+    const Ops ops(plan);
+    for (const Moment& moment : ops.list.moments) {
       if (moment.kind != Moment::kOpen) continue;
       const PlannedScope& opened = plan.scopes[static_cast<size_t>(moment.scope)];
       // Gathered already, and used now or later.
       for (size_t s = static_cast<size_t>(moment.scope); s < plan.scopes.size(); ++s) {
         const int gather = plan.gather_of_scope[s];
-        if (gather < 0 || !instructions.IsIssued(gather, moment.end)) continue;
+        if (gather < 0 || !ops.IsIssued(gather, moment.end)) continue;
         ASSERT_FALSE(GathersConflict(plan.table, opened.unit, plan.scopes[s].unit)) << s;
       }
     }
@@ -216,16 +215,16 @@ TEST(Conflicts, AScopeThatMayOpenBesideAHeldOneOverlapsNoLiveMemory) {
   ForRandomPlans([&](const Plan& plan) {
     const int count = static_cast<int>(plan.scopes.size());
     const Decisions& d = plan.decisions;
-    const Instructions instructions(plan);
+    const Ops ops(plan);
     std::vector<int> reduce_of_scope(plan.scopes.size(), -1);
-    for (int i = 0; i < std::ssize(plan.operations); ++i) {
-      if (plan.operations[i].kind != OperationKind::kReduce) continue;
-      for (const Part& part : plan.operations[i].parts) reduce_of_scope[part.scope] = i;
+    for (const Op& op : plan.ops) {
+      if (op.role != Role::kReduce) continue;
+      for (const Part& part : op.parts) reduce_of_scope[part.scope] = op.number;
     }
     for (int held = 0; held < count; ++held) {
-      const int issued = instructions.Opening(held).end;
+      const int issued = ops.Opening(held).end;
       for (int s = held + 1; s < count; ++s) {
-        if (instructions.Missing(s, issued) >= 0) {
+        if (ops.Missing(s, issued) >= 0) {
           ++waits;
           continue;
         }
@@ -234,7 +233,7 @@ TEST(Conflicts, AScopeThatMayOpenBesideAHeldOneOverlapsNoLiveMemory) {
         for (int before = held; before < s; ++before) {
           const PlannedScope& other = plan.scopes[static_cast<size_t>(before)];
           const int gather = plan.gather_of_scope[static_cast<size_t>(s)];
-          ASSERT_TRUE(gather < 0 || instructions.IsIssued(gather, issued));
+          ASSERT_TRUE(gather < 0 || ops.IsIssued(gather, issued));
           if (plan.gather_of_scope[static_cast<size_t>(before)] >= 0) {
             ASSERT_FALSE(GathersConflict(plan.table, opened.unit, other.unit))
                 << s << " while " << held << " is open, over " << before;
@@ -242,7 +241,7 @@ TEST(Conflicts, AScopeThatMayOpenBesideAHeldOneOverlapsNoLiveMemory) {
           const int reduce = reduce_of_scope[static_cast<size_t>(before)];
           const bool summed = d.keeps_step_gradients && other.visit == opened.visit;
           if (!opened.backward || !d.trainable[opened.unit] || reduce < 0 || summed) continue;
-          ASSERT_FALSE(!instructions.IsIssued(reduce, issued) && GradientsMeet(plan, opened, other))
+          ASSERT_FALSE(!ops.IsIssued(reduce, issued) && GradientsMeet(plan, opened, other))
               << s << " while " << held << " is open, over the gradient of " << before;
         }
       }

@@ -12,10 +12,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "ebb/sharding/fingerprint.h"
-#include "ebb/sharding/instructions.h"
 #include "ebb/sharding/layout.h"
 #include "ebb/sharding/memory_model.h"
 #include "ebb/sharding/model.h"
+#include "ebb/sharding/op_list.h"
 #include "ebb/sharding/passes/pool.h"
 #include "ebb/sharding/passes/reduction.h"
 #include "ebb/sharding/plan.h"

@@ -30,24 +30,24 @@ struct PlanChange {
 };
 // An operation with another list of what it has, which lives as long as the program.
 template <class T>
-void ChangeFirst(std::span<const T> Operation::*list, Plan& plan, void (*change)(T& first)) {
+void ChangeFirst(std::span<const T> Op::*list, Plan& plan, void (*change)(T& first)) {
   static std::vector<std::vector<T>> kept;
-  for (Operation& operation : plan.operations) {
-    if ((operation.*list).empty()) continue;
-    std::vector<T>& changed = kept.emplace_back((operation.*list).begin(), (operation.*list).end());
+  for (Op& op : plan.ops) {
+    if ((op.*list).empty()) continue;
+    std::vector<T>& changed = kept.emplace_back((op.*list).begin(), (op.*list).end());
     change(changed.front());
-    operation.*list = changed;
+    op.*list = changed;
     return;
   }
 }
 void ChangeOperand(Plan& plan, void (*change)(Operand& operand)) {
-  ChangeFirst<Operand>(&Operation::operands, plan, change);
+  ChangeFirst<Operand>(&Op::operands, plan, change);
 }
 void ChangeUpdate(Plan& plan, void (*change)(UpdateDetail& update)) {
-  ChangeFirst<UpdateDetail>(&Operation::updates, plan, change);
+  ChangeFirst<UpdateDetail>(&Op::updates, plan, change);
 }
 void ChangePart(Plan& plan, void (*change)(Part& part)) {
-  ChangeFirst<Part>(&Operation::parts, plan, change);
+  ChangeFirst<Part>(&Op::parts, plan, change);
 }
 
 const PlanChange kPlanChanges[] = {
@@ -76,12 +76,12 @@ const PlanChange kPlanChanges[] = {
        --plan.moments[0].end;
        --plan.moments[1].begin;
      }},
-    {"a stream", [](Plan& plan) { plan.operations[0].stream = StreamId::kUpload; }},
-    {"a condition", [](Plan& plan) { plan.operations[0].condition = Condition::kCarrying; }},
-    {"bytes of an operation", [](Plan& plan) { plan.operations[0].bytes += 8; }},
+    {"a stream", [](Plan& plan) { plan.ops[0].stream = StreamId::kUpload; }},
+    {"a condition", [](Plan& plan) { plan.ops[0].when = When::kCarrying; }},
+    {"bytes of an operation", [](Plan& plan) { plan.ops[0].bytes += 8; }},
     {"one operand fewer",
      [](Plan& plan) {
-       std::span<const Operand>& operands = plan.operations.back().operands;
+       std::span<const Operand>& operands = plan.ops.back().operands;
        operands = operands.first(operands.size() - 1);
      }},
     // Another dtype of as many bytes.
@@ -125,42 +125,39 @@ TEST(Fingerprint, OfAPlanChangesWithAnyOfWhatItSays) {
   }
 }
 
-// A change of one instruction of a fragment, or of one moment.
-struct FragmentChange {
+// A change of one operation, or of one moment.
+struct OpChange {
   const char* what;
-  void (*change)(Instruction& instruction, FragmentMoment& moment);
+  void (*change)(Op& op, Moment& moment);
 };
-const FragmentChange kFragmentChanges[] = {
-    {"nothing", [](Instruction&, FragmentMoment&) {}},
-    {"code", [](Instruction& of, FragmentMoment&) { of.code = Code::kCastMasters; }},
-    {"role", [](Instruction& of, FragmentMoment&) { of.role = OperationKind::kWrite; }},
-    {"stream", [](Instruction& of, FragmentMoment&) { of.stream = StreamId::kUpload; }},
-    {"start", [](Instruction& of, FragmentMoment&) { of.starts = kWritten; }},
-    {"end", [](Instruction& of, FragmentMoment&) { of.ends = kWritten; }},
-    {"lane", [](Instruction& of, FragmentMoment&) { of.lane = Lane::kReplicas; }},
-    {"carried", [](Instruction& of, FragmentMoment&) { of.carried ^= true; }},
-    {"brings parameters", [](Instruction& of, FragmentMoment&) { of.brings_parameters ^= true; }},
-    {"parity", [](Instruction& of, FragmentMoment&) { of.by_parity ^= true; }},
-    {"divides", [](Instruction& of, FragmentMoment&) { of.divides ^= true; }},
-    {"via", [](Instruction& of, FragmentMoment&) { of.via = DType::kFloat32; }},
-    {"scope", [](Instruction& of, FragmentMoment&) { of.scope += 1; }},
-    {"goes on", [](Instruction& of, FragmentMoment&) { of.goes_on ^= true; }},
-    {"operation", [](Instruction& of, FragmentMoment&) { of.operation += 1; }},
-    {"bytes", [](Instruction& of, FragmentMoment&) { of.bytes += 1; }},
-    {"operands", [](Instruction& of, FragmentMoment&) { of.operands = {}; }},
-    {"kernels", [](Instruction&, FragmentMoment& moment) { moment.kernels += 1; }},
-    {"moment", [](Instruction&, FragmentMoment& moment) { moment.begin += 1; }},
+const OpChange kOpChanges[] = {
+    {"nothing", [](Op&, Moment&) {}},
+    {"role", [](Op& of, Moment&) { of.role = Role::kCastMasters; }},
+    {"stream", [](Op& of, Moment&) { of.stream = StreamId::kUpload; }},
+    {"start", [](Op& of, Moment&) { of.starts = kWritten; }},
+    {"end", [](Op& of, Moment&) { of.ends = kWritten; }},
+    {"carried", [](Op& of, Moment&) { of.when = When::kCarrying; }},
+    {"parity", [](Op& of, Moment&) { of.by_parity ^= true; }},
+    {"divides", [](Op& of, Moment&) { of.divides ^= true; }},
+    {"via", [](Op& of, Moment&) { of.via = DType::kFloat32; }},
+    {"scope", [](Op& of, Moment&) { of.scope += 1; }},
+    {"goes on", [](Op& of, Moment&) { of.goes_on ^= true; }},
+    {"number", [](Op& of, Moment&) { of.number += 1; }},
+    {"bytes", [](Op& of, Moment&) { of.bytes += 1; }},
+    {"operands", [](Op& of, Moment&) { of.operands = {}; }},
+    {"kernels", [](Op&, Moment& moment) { moment.kernels += 1; }},
+    {"moment", [](Op&, Moment& moment) { moment.begin += 1; }},
 };
 
-TEST(Fingerprint, OfAFragmentChangesWithAnyOfWhatItsInstructionsSay) {
+TEST(Fingerprint, ChangesWithAnyOfWhatAnyOperationSays) {
   const Plan plan = SomePlan();
-  for (size_t index = 0; index < Lower(plan, false).instructions.size(); ++index) {
+  for (size_t index = 0; index < plan.ops.size(); ++index) {
     std::set<uint64_t> seen;
-    for (const FragmentChange& each : kFragmentChanges) {
-      Fragment fragment = Lower(plan, /*carrying=*/false);
-      each.change(fragment.instructions[index], fragment.moments[1]);
-      EXPECT_TRUE(seen.insert(Fingerprint(fragment)).second)
-          << each.what << " of instruction " << index;
+    for (const OpChange& each : kOpChanges) {
+      Plan changed = plan;
+      each.change(changed.ops[index], changed.moments[1]);
+      EXPECT_TRUE(seen.insert(Fingerprint(changed)).second)
+          << each.what << " of operation " << index;
     }
   }
 }

@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "ebb/sharding/instructions.h"
+#include "ebb/sharding/op_list.h"
 
 namespace ebb::sharding {
 

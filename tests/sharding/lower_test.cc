@@ -20,19 +20,19 @@ namespace {
 
 using ::testing::ElementsAreArray;
 
-bool IsOfExchange(OperationKind kind) {
-  using enum OperationKind;
-  for (OperationKind of :
+bool IsOfExchange(Role kind) {
+  using enum Role;
+  for (Role of :
        {kSeal, kExchange, kConclude, kSealNorms, kExchangeNorms, kConcludeNorms, kCopyControl})
     if (kind == of) return true;
   return false;
 }
 
 // The exchange of a plan, in the order of the reduce stream.
-std::vector<const Operation*> ExchangeOf(const Plan& plan) {
-  std::vector<const Operation*> found;
-  for (const Operation& operation : plan.operations)
-    if (IsOfExchange(operation.kind)) found.push_back(&operation);
+std::vector<const Op*> ExchangeOf(const Plan& plan) {
+  std::vector<const Op*> found;
+  for (const Op& operation : plan.ops)
+    if (operation.number >= 0 && IsOfExchange(operation.role)) found.push_back(&operation);
   return found;
 }
 
@@ -44,9 +44,9 @@ bool HasNormsOn(const Plan& plan, bool device) {
   });
 }
 
-std::vector<OperationKind> Expected(const Plan& plan, bool walk) {
-  using enum OperationKind;
-  std::vector<OperationKind> kinds = {kSeal, kCopyControl, kExchange, kCopyControl, kConclude};
+std::vector<Role> Expected(const Plan& plan, bool walk) {
+  using enum Role;
+  std::vector<Role> kinds = {kSeal, kCopyControl, kExchange, kCopyControl, kConclude};
   if (walk) return kinds;
   kinds.push_back(kCopyControl);
   if (!plan.decisions.has_norms()) return kinds;
@@ -78,8 +78,8 @@ void ForEachPlan(Check check) {
 
 TEST(LowerExchange, EachPartIsAnOperationOfItsOwn) {
   ForEachPlan([](const Plan& plan, bool walk) {
-    std::vector<OperationKind> kinds;
-    for (const Operation* operation : ExchangeOf(plan)) kinds.push_back(operation->kind);
+    std::vector<Role> kinds;
+    for (const Op* operation : ExchangeOf(plan)) kinds.push_back(operation->role);
     ASSERT_THAT(kinds, ElementsAreArray(Expected(plan, walk)));
   });
 }
@@ -88,7 +88,7 @@ TEST(LowerExchange, EachPartIsAnOperationOfItsOwn) {
 // staging pool.
 TEST(LowerExchange, EachPartReadsTheOutputOfThePartBefore) {
   ForEachPlan([](const Plan& plan, bool) {
-    const std::vector<const Operation*> parts = ExchangeOf(plan);
+    const std::vector<const Op*> parts = ExchangeOf(plan);
     const ControlCells cells(static_cast<int>(plan.layout.units.size()));
     for (size_t i = 1; i < parts.size(); ++i) {
       const std::span<const Operand> before = parts[i - 1]->operands, here = parts[i]->operands;
@@ -110,7 +110,7 @@ TEST(LowerExchange, EachPartReadsTheOutputOfThePartBefore) {
 TEST(LowerExchange, ARecordIsCompletedAfterTheGradientsThatItChecks) {
   int looks = 0;
   ForEachPlan([&](const Plan& plan, bool walk) {
-    const Operation& seal = *ExchangeOf(plan).front();
+    const Op& seal = *ExchangeOf(plan).front();
     std::vector<Place> shards, expected;
     for (const Operand& operand : seal.operands)
       if (operand.place.pool == StateClass::kGradient && operand.access != Access::kNone)
@@ -134,8 +134,8 @@ TEST(LowerExchange, UpdatesReadConstantsWhereTheyRun) {
   int on_host = 0, on_device = 0;
   ForEachPlan([&](const Plan& plan, bool) {
     const ControlCells cells(static_cast<int>(plan.layout.units.size()));
-    for (const Operation& operation : plan.operations) {
-      if (operation.kind != OperationKind::kUpdate) continue;
+    for (const Op& operation : plan.ops) {
+      if (operation.role != Role::kUpdate) continue;
       const bool early = operation.updates.front().early;
       const bool device = operation.stream == StreamId::kUpdate;
       (device ? on_device : on_host) += 1;
@@ -159,20 +159,19 @@ class CellMemory {
   explicit CellMemory(const Cells& cells)
       : cells_(cells), contents_(static_cast<size_t>(cells.count()), 0) {}
 
-  void Run(const Instruction& instruction) {
-    uint64_t content = absl::HashOf(instruction.role);
-    ForEach(instruction, Reads,
-            [&](size_t cell) { content = absl::HashOf(content, contents_[cell]); });
-    Write(instruction, content);
+  void Run(const Op& op) {
+    uint64_t content = absl::HashOf(op.role);
+    ForEach(op, Reads, [&](size_t cell) { content = absl::HashOf(content, contents_[cell]); });
+    Write(op, content);
   }
-  // Writes like another fragment. Secondary shards stay, because fragments share the parameters.
-  void Overwrite(const Instruction& instruction) {
-    if (instruction.role != OperationKind::kFillSecondary) Write(instruction, kOther);
+  // Writes like another list. Secondary shards stay, because lists share the parameters.
+  void Overwrite(const Op& op) {
+    if (op.role != Role::kFillSecondary) Write(op, kOther);
   }
   template <class Visit>
-  void ForEach(const Instruction& instruction, bool (*touches)(Access), Visit visit) const {
+  void ForEach(const Op& op, bool (*touches)(Access), Visit visit) const {
     std::vector<CellRange> ranges;
-    for (const Operand& operand : instruction.operands) {
+    for (const Operand& operand : op.operands) {
       if (touches(operand.access) && operand.place.pool != StateClass::kControl)
         cells_.Find(operand, ranges);
     }
@@ -183,24 +182,24 @@ class CellMemory {
 
  private:
   static constexpr uint64_t kOther = 1;
-  void Write(const Instruction& instruction, uint64_t content) {
-    ForEach(instruction, Writes, [&](size_t cell) { contents_[cell] = content; });
+  void Write(const Op& op, uint64_t content) {
+    ForEach(op, Writes, [&](size_t cell) { contents_[cell] = content; });
   }
 
   const Cells& cells_;
   std::vector<uint64_t> contents_;
 };
 
-// Cells that the rest of the fragment reads with their contents at `next`.
-std::vector<size_t> FindExpected(const CellMemory& memory, const Fragment& fragment, int next,
+// Cells that the rest of the list reads with their contents at `next`.
+std::vector<size_t> FindExpected(const CellMemory& memory, const OpList& list, int next,
                                  int cells) {
   std::vector<uint8_t> is_written(static_cast<size_t>(cells), 0);
   std::vector<size_t> expected;
-  for (const Instruction& instruction : std::span(fragment.instructions).subspan(next)) {
-    memory.ForEach(instruction, Reads, [&](size_t cell) {
+  for (const Op& op : std::span(list.ops).subspan(next)) {
+    memory.ForEach(op, Reads, [&](size_t cell) {
       if (!is_written[cell]) expected.push_back(cell);
     });
-    memory.ForEach(instruction, Writes, [&](size_t cell) { is_written[cell] = 1; });
+    memory.ForEach(op, Writes, [&](size_t cell) { is_written[cell] = 1; });
   }
   return expected;
 }
@@ -213,29 +212,28 @@ TEST(Interruption, BringsAgainTheDataThatTheRestOfAStepReads) {
                                  /*orders=*/number % 3 == 0);
     SCOPED_TRACE(random_case.description());
     const Plan step = *PlanStep(random_case.inputs()), walk_plan = *PlanWalk(random_case.inputs());
-    const Fragment fragment = Lower(step, /*carrying=*/false),
-                   walk = Lower(walk_plan, /*carrying=*/false);
-    const Fragment* const all[] = {&fragment, &walk};
+    const OpList list = ListOf(step, /*carrying=*/false),
+                 walk = ListOf(walk_plan, /*carrying=*/false);
+    const OpList* const all[] = {&list, &walk};
     const Cells cells(all, step);
     Random random(random_case.seed);
     for (int i = 0; i < kMoments; ++i) {
-      const auto at = static_cast<size_t>(random.Between(1, std::ssize(fragment.moments) - 1));
+      const auto at = static_cast<size_t>(random.Between(1, std::ssize(list.moments) - 1));
       // Between scopes, and where no boundary of the engine's is under way.
-      const bool is_open = fragment.moments[at - 1].kernels >= 0;
+      const bool is_open = list.moments[at - 1].kernels >= 0;
       const bool has_boundaries = HasBoundaries(step.table);
       if (is_open || has_boundaries) continue;
-      const int next = fragment.moments[at].begin;
+      const int next = list.moments[at].begin;
       CellMemory memory(cells);
-      for (int index = 0; index < next; ++index)
-        memory.Run(fragment.instructions[static_cast<size_t>(index)]);
+      for (int index = 0; index < next; ++index) memory.Run(list.ops[static_cast<size_t>(index)]);
       const CellMemory before = memory;
-      for (const Instruction& instruction : walk.instructions) memory.Overwrite(instruction);
-      for (const int index : FindToBringAgain(cells, fragment, next)) {
-        memory.Run(fragment.instructions[static_cast<size_t>(index)]);
+      for (const Op& op : walk.ops) memory.Overwrite(op);
+      for (const int index : FindToBringAgain(cells, list, next)) {
+        memory.Run(list.ops[static_cast<size_t>(index)]);
         ++brought;
       }
-      for (const size_t cell : FindExpected(memory, fragment, next, cells.count()))
-        ASSERT_EQ(memory[cell], before[cell]) << "before instruction " << next;
+      for (const size_t cell : FindExpected(memory, list, next, cells.count()))
+        ASSERT_EQ(memory[cell], before[cell]) << "before operation " << next;
     }
   }
   EXPECT_GT(brought, 0);
@@ -250,11 +248,11 @@ TEST(Interruption, AStepWithoutPrefetchHasNothingToBringAgainBetweenScopes) {
     SCOPED_TRACE(random_case.description());
     const absl::StatusOr<Plan> step = PlanStep(random_case.inputs());
     if (!step.ok()) continue;
-    const Fragment fragment = Lower(*step, /*carrying=*/false);
-    const Fragment* const all[] = {&fragment};
+    const OpList list = ListOf(*step, /*carrying=*/false);
+    const OpList* const all[] = {&list};
     const Cells cells(all, *step);
-    EXPECT_TRUE(FindToBringAgain(cells, fragment, fragment.moments.front().end).empty());
-    EXPECT_TRUE(FindToBringAgain(cells, fragment, fragment.moments.back().begin).empty());
+    EXPECT_TRUE(FindToBringAgain(cells, list, list.moments.front().end).empty());
+    EXPECT_TRUE(FindToBringAgain(cells, list, list.moments.back().begin).empty());
   }
 }
 

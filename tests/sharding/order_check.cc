@@ -32,18 +32,18 @@ bool IsControl(const Operand& operand) {
 
 }  // namespace
 
-RankTouches::RankTouches(std::span<const Fragment* const> fragments, const Decisions& decisions,
+RankTouches::RankTouches(std::span<const OpList* const> lists, const Decisions& decisions,
                          int rank) {
   const ControlCells control(static_cast<int>(decisions.trainable.size()));
   const int slice = rank % decisions.shards;
-  const auto for_each = [&](const Instruction& instruction, auto visit) {
-    for (const Operand& operand : instruction.operands)
+  const auto for_each = [&](const Op& op, auto visit) {
+    for (const Operand& operand : op.operands)
       if (operand.access != Access::kNone && operand.count > 0) visit(operand);
   };
   std::map<std::pair<Tier, StateClass>, std::vector<int64_t>> cuts;
-  for (const Fragment* fragment : fragments) {
-    for (const Instruction& instruction : fragment->instructions) {
-      for_each(instruction, [&](const Operand& operand) {
+  for (const OpList* list : lists) {
+    for (const Op& op : list->ops) {
+      for_each(op, [&](const Operand& operand) {
         if (IsControl(operand)) return;
         const Bytes bytes = BytesOf(operand, decisions, slice);
         cuts[bytes.pool].insert(cuts[bytes.pool].end(), {bytes.begin, bytes.end});
@@ -58,9 +58,9 @@ RankTouches::RankTouches(std::span<const Fragment* const> fragments, const Decis
     first[pool] = stretches_;
     stretches_ += static_cast<int>(at.size());
   }
-  for (const Fragment* fragment : fragments) {
-    for (const Instruction& instruction : fragment->instructions) {
-      for_each(instruction, [&](const Operand& operand) {
+  for (const OpList* list : lists) {
+    for (const Op& op : list->ops) {
+      for_each(op, [&](const Operand& operand) {
         const bool writes = Writes(operand.access);
         if (IsControl(operand)) {
           for (int64_t cell = operand.place.offset; cell < operand.place.offset + operand.count;
@@ -83,86 +83,85 @@ RankTouches::RankTouches(std::span<const Fragment* const> fragments, const Decis
   }
 }
 
-OrderCheck::OrderCheck(std::span<const Fragment* const> fragments, const Cells& cells,
+OrderCheck::OrderCheck(std::span<const OpList* const> lists, const Cells& cells,
                        const RankTouches& touches, std::optional<TakenWait> without)
-    : fragments_(fragments),
+    : lists_(lists),
       touches_(touches),
       without_(without),
       frontier_(cells.count()),
       stretches_(static_cast<size_t>(touches.stretches())) {
-  const auto add_event = [&](int instruction, Line line) {
-    instruction_of_event_.push_back(instruction);
+  const auto add_event = [&](int op, Line line) {
+    op_of_event_.push_back(op);
     return frontier_.AddEvent(line);
   };
-  for (const Fragment* fragment : fragments_) {
+  for (const OpList* list : lists_) {
     first_.push_back(static_cast<int>(events_.size()));
-    for (const Instruction& each : fragment->instructions) {
+    for (size_t index = 0; index < list->ops.size(); ++index) {
+      const Op& each = list->ops[index];
+      const bool awaited = list->waits[index].awaited;
       const int number = static_cast<int>(events_.size());
-      const int event = each.awaited ? add_event(number, each.ends) : -1;
-      events_.push_back(
-          {event, each.awaited && each.by_parity ? add_event(number, each.ends) : event});
+      const int event = awaited ? add_event(number, each.ends) : -1;
+      events_.push_back({event, awaited && each.by_parity ? add_event(number, each.ends) : event});
     }
   }
   for (Line line = 0; line < kAsyncReads; ++line) floor_.push_back(add_event(-1, line));
   things_.assign(events_.size(), HappensBefore::kStart);
-  thing_of_event_.assign(instruction_of_event_.size(), HappensBefore::kStart);
+  thing_of_event_.assign(op_of_event_.size(), HappensBefore::kStart);
   for (Stretch& stretch : stretches_) stretch.readers.fill(HappensBefore::kStart);
 }
 
-void OrderCheck::Run(int fragment, int begin, int end, int parity) {
-  for (int index = begin; index < end && complaint_.empty(); ++index) Add(fragment, index, parity);
+void OrderCheck::Run(int list, int begin, int end, int parity) {
+  for (int index = begin; index < end && complaint_.empty(); ++index) Add(list, index, parity);
 }
 
-void OrderCheck::Add(int fragment, int index, int parity) {
-  const int number = first_[static_cast<size_t>(fragment)] + index;
-  const Instruction& instruction =
-      fragments_[static_cast<size_t>(fragment)]->instructions[static_cast<size_t>(index)];
+void OrderCheck::Add(int list, int index, int parity) {
+  const int number = first_[static_cast<size_t>(list)] + index;
+  const Op& op = lists_[static_cast<size_t>(list)]->ops[static_cast<size_t>(index)];
+  const Waits& waits = lists_[static_cast<size_t>(list)]->waits[static_cast<size_t>(index)];
   std::vector<int> after;
   const auto wait = [&](int awaited, bool through_frontier, int thing) {
     const TakenWait taken{number, awaited, through_frontier};
-    if (!without_ && awaited >= 0 && !order_.IsOver(thing, instruction.starts))
-      waits_.insert(taken);
+    if (!without_ && awaited >= 0 && !order_.IsOver(thing, op.starts)) waits_.insert(taken);
     if (taken != without_) after.push_back(thing);
   };
   const auto event_of = [&](int of) {
     return events_[static_cast<size_t>(of)][static_cast<size_t>(parity)];
   };
-  for (int other : instruction.waits) {
-    const int awaited = first_[static_cast<size_t>(fragment)] + other;
+  for (int other : waits.on) {
+    const int awaited = first_[static_cast<size_t>(list)] + other;
     wait(awaited, false, things_[static_cast<size_t>(awaited)]);
-    frontier_.Follow(instruction.starts, event_of(awaited));
+    frontier_.Follow(op.starts, event_of(awaited));
   }
-  frontier_.Enter(instruction.starts, instruction.enters, parity, [&](int event) {
+  frontier_.Enter(op.starts, waits.enters, parity, [&](int event) {
     const auto of = static_cast<size_t>(event);
-    wait(instruction_of_event_[of], true, thing_of_event_[of]);
+    wait(op_of_event_[of], true, thing_of_event_[of]);
   });
-  const int thing = order_.Add(instruction.starts, instruction.ends, after);
-  instruction_of_thing_.push_back(number);
+  const int thing = order_.Add(op.starts, op.ends, after);
+  op_of_thing_.push_back(number);
   const int event = event_of(number);
-  frontier_.Issue(instruction.starts, instruction.ends, event);
+  frontier_.Issue(op.starts, op.ends, event);
   if (event >= 0) {
     thing_of_event_[static_cast<size_t>(event)] = thing;
-    frontier_.Leave(instruction.leaves, parity, event);
+    frontier_.Leave(waits.leaves, parity, event);
   }
   things_[static_cast<size_t>(number)] = thing;
-  TouchAll(thing, number, instruction.ends, parity, instruction.carried);
+  TouchAll(thing, number, op.ends, parity, op.carried());
 }
 
-void OrderCheck::RunAlone(int fragment, int index) {
-  const Instruction& instruction =
-      fragments_[static_cast<size_t>(fragment)]->instructions[static_cast<size_t>(index)];
-  const int number = first_[static_cast<size_t>(fragment)] + index;
-  const int thing = order_.Add(instruction.starts, instruction.ends, {});
-  instruction_of_thing_.push_back(number);
-  frontier_.Issue(instruction.starts, instruction.ends, -1);
-  TouchAll(thing, number, instruction.ends, /*parity=*/0, instruction.carried);
+void OrderCheck::RunAlone(int list, int index) {
+  const Op& op = lists_[static_cast<size_t>(list)]->ops[static_cast<size_t>(index)];
+  const int number = first_[static_cast<size_t>(list)] + index;
+  const int thing = order_.Add(op.starts, op.ends, {});
+  op_of_thing_.push_back(number);
+  frontier_.Issue(op.starts, op.ends, -1);
+  TouchAll(thing, number, op.ends, /*parity=*/0, op.carried());
 }
 
-void OrderCheck::TouchAll(int thing, int instruction, Line line, int parity, bool carried) {
+void OrderCheck::TouchAll(int thing, int op, Line line, int parity, bool carried) {
   const auto follows = [&](int other) {
     if (other != thing && !order_.Before(other, thing)) Complain(thing, other);
   };
-  for (const RankTouches::Touch& touch : touches_.Of(instruction)) {
+  for (const RankTouches::Touch& touch : touches_.Of(op)) {
     const int flipped = touch.by_parity && (parity == 1) != carried ? 1 : 0;
     for (int at = touch.begin; at < touch.end; ++at) {
       Stretch& stretch = stretches_[static_cast<size_t>(at ^ flipped)];
@@ -181,20 +180,20 @@ void OrderCheck::TouchAll(int thing, int instruction, Line line, int parity, boo
 void OrderCheck::Complain(int thing, int other) {
   if (!complaint_.empty()) return;
   const auto name = [&](int of) {
-    const int number = instruction_of_thing_[static_cast<size_t>(of)];
+    const int number = op_of_thing_[static_cast<size_t>(of)];
     if (number < 0) return std::string("a fence");
-    const size_t fragment = static_cast<size_t>(
-        std::upper_bound(first_.begin(), first_.end(), number) - first_.begin() - 1);
-    const auto index = static_cast<size_t>(number - first_[fragment]);
-    const Instruction& instruction = fragments_[fragment]->instructions[index];
-    return absl::StrCat(std::string(sharding::Name(instruction.role)), " (instruction ", index,
-                        " of fragment ", fragment, ")");
+    const size_t list = static_cast<size_t>(std::upper_bound(first_.begin(), first_.end(), number) -
+                                            first_.begin() - 1);
+    const auto index = static_cast<size_t>(number - first_[list]);
+    const Op& op = lists_[list]->ops[index];
+    return absl::StrCat(std::string(sharding::Name(op.role)), " (operation ", index, " of list ",
+                        list, ")");
   };
   complaint_ = absl::StrCat(name(thing), " may start before ", name(other), " is over");
 }
 
 int OrderCheck::AddFence(Line line, std::span<const int> after) {
-  instruction_of_thing_.push_back(-1);
+  op_of_thing_.push_back(-1);
   return order_.Add(line, line, after);
 }
 

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "ebb/sharding/lower/swap_ins.h"
+#include "ebb/sharding/lower/emit.h"
 #include "tests/status.h"
 
 namespace ebb::sharding {

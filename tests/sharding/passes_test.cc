@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "ebb/sharding/decisions.h"
-#include "ebb/sharding/lower/swap_ins.h"
+#include "ebb/sharding/lower/emit.h"
 #include "ebb/sharding/passes/reduction.h"
 #include "passes_of.h"
 #include "random_model.h"

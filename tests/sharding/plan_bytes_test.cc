@@ -93,14 +93,14 @@ TEST(PlanBytes, CollectivesMoveTheBytesOfRings) {
       if (c.config().zero.stage > 0 && plan.decisions.kept_whole[u])
         refresh += c.RingBytes(c.TrainableBytes(u, c.config().compute));
     }
-    ASSERT_EQ(plan.BytesOf(OperationKind::kGather), gather);
-    ASSERT_EQ(plan.BytesOf(OperationKind::kGatherSecondary), secondary);
-    ASSERT_EQ(plan.BytesOf(OperationKind::kFillSecondary), fill);
-    ASSERT_EQ(plan.BytesOf(OperationKind::kReduce), reduce);
-    ASSERT_EQ(plan.BytesOf(OperationKind::kGatherGradient), gather_gradient);
-    ASSERT_EQ(plan.BytesOf(OperationKind::kRefresh), refresh);
-    ASSERT_EQ(plan.BytesOf(OperationKind::kExchange), (c.random_case.world - 1) * kExchangeBytes);
-    ASSERT_EQ(plan.BytesOf(OperationKind::kMark), 0);
+    ASSERT_EQ(plan.BytesOf(Role::kGather), gather);
+    ASSERT_EQ(plan.BytesOf(Role::kGatherSecondary), secondary);
+    ASSERT_EQ(plan.BytesOf(Role::kFillSecondary), fill);
+    ASSERT_EQ(plan.BytesOf(Role::kReduce), reduce);
+    ASSERT_EQ(plan.BytesOf(Role::kGatherGradient), gather_gradient);
+    ASSERT_EQ(plan.BytesOf(Role::kRefresh), refresh);
+    ASSERT_EQ(plan.BytesOf(Role::kExchange), (c.random_case.world - 1) * kExchangeBytes);
+    ASSERT_EQ(plan.BytesOf(Role::kMark), 0);
   }
 }
 
@@ -144,16 +144,16 @@ TEST(PlanBytes, KernelsReadAndWriteEachByteOnce) {
       update += owned * (2 * 4 + 2 * 4 * c.random_case.optimizer_states +
                          SizeOf(d.accumulates[u] ? d.accumulation : d.communication) + copy);
     }
-    ASSERT_EQ(c.plan.BytesOf(OperationKind::kCast), cast);
-    ASSERT_EQ(c.plan.BytesOf(OperationKind::kRound), round);
+    ASSERT_EQ(c.plan.BytesOf(Role::kCast), cast);
+    ASSERT_EQ(c.plan.BytesOf(Role::kRound), round);
     // Each operation's share is a whole number of bytes.
-    ASSERT_NEAR(static_cast<double>(c.plan.BytesOf(OperationKind::kAllReduce)),
+    ASSERT_NEAR(static_cast<double>(c.plan.BytesOf(Role::kAllReduce)),
                 2.0 * (c.replicas() - 1) / c.replicas() * static_cast<double>(all_reduce),
-                static_cast<double>(c.plan.operations.size()));
-    ASSERT_EQ(c.plan.BytesOf(OperationKind::kAccumulate), accumulate);
-    ASSERT_EQ(c.plan.BytesOf(OperationKind::kNorm), norm);
-    ASSERT_EQ(c.plan.BytesOf(OperationKind::kUpdate), update);
-    ASSERT_EQ(c.plan.BytesOf(OperationKind::kParameterNorms), norms);
+                static_cast<double>(c.plan.ops.size()));
+    ASSERT_EQ(c.plan.BytesOf(Role::kAccumulate), accumulate);
+    ASSERT_EQ(c.plan.BytesOf(Role::kNorm), norm);
+    ASSERT_EQ(c.plan.BytesOf(Role::kUpdate), update);
+    ASSERT_EQ(c.plan.BytesOf(Role::kParameterNorms), norms);
   }
 }
 
@@ -182,25 +182,25 @@ TEST(PlanBytes, EqualLayersHaveThePublishedVolumes) {
   for (int rounds : {1, 3}) {
     SCOPED_TRACE(rounds);
     // Stage 0 sums in fp32 and gathers that; the reduction of stages 0 and 1 is once a step.
-    EXPECT_EQ(LayersPlan(0, rounds).BytesOf(OperationKind::kReduce), kRing);
-    EXPECT_EQ(LayersPlan(0, rounds).BytesOf(OperationKind::kGatherGradient), 2 * kRing);
-    EXPECT_EQ(LayersPlan(1, rounds).BytesOf(OperationKind::kReduce), kRing);
-    EXPECT_EQ(LayersPlan(1, rounds).BytesOf(OperationKind::kRefresh), kRing);
-    EXPECT_EQ(LayersPlan(2, rounds).BytesOf(OperationKind::kReduce), rounds * kRing);
-    EXPECT_EQ(LayersPlan(2, rounds).BytesOf(OperationKind::kRefresh), kRing);
+    EXPECT_EQ(LayersPlan(0, rounds).BytesOf(Role::kReduce), kRing);
+    EXPECT_EQ(LayersPlan(0, rounds).BytesOf(Role::kGatherGradient), 2 * kRing);
+    EXPECT_EQ(LayersPlan(1, rounds).BytesOf(Role::kReduce), kRing);
+    EXPECT_EQ(LayersPlan(1, rounds).BytesOf(Role::kRefresh), kRing);
+    EXPECT_EQ(LayersPlan(2, rounds).BytesOf(Role::kReduce), rounds * kRing);
+    EXPECT_EQ(LayersPlan(2, rounds).BytesOf(Role::kRefresh), kRing);
     // Forward and backward, but the last layer stays for its backward, and the first one from a
     // round's end to the next.
     const int64_t layer = kRing / kLayers;
-    EXPECT_EQ(LayersPlan(3, rounds).BytesOf(OperationKind::kGather),
+    EXPECT_EQ(LayersPlan(3, rounds).BytesOf(Role::kGather),
               rounds * (2 * kRing - layer) - (rounds - 1) * layer);
-    EXPECT_EQ(LayersPlan(3, rounds).BytesOf(OperationKind::kReduce), rounds * kRing);
-    EXPECT_EQ(LayersPlan(3, rounds).BytesOf(OperationKind::kRefresh), 0);
+    EXPECT_EQ(LayersPlan(3, rounds).BytesOf(Role::kReduce), rounds * kRing);
+    EXPECT_EQ(LayersPlan(3, rounds).BytesOf(Role::kRefresh), 0);
     // ZeRO++'s hpZ: all ranks gather the model once a step, whatever its rounds; all else stays in
     // groups of 2.
     const Plan plan = LayersPlan(3, rounds, /*secondary=*/2);
-    EXPECT_EQ(plan.BytesOf(OperationKind::kGather), kRing);
+    EXPECT_EQ(plan.BytesOf(Role::kGather), kRing);
     const int64_t others = rounds * (2 * kLayers - 1) - (rounds - 1) - kLayers;  // of layers
-    EXPECT_EQ(plan.BytesOf(OperationKind::kGatherSecondary), others * kElements / 2 * 2);
+    EXPECT_EQ(plan.BytesOf(Role::kGatherSecondary), others * kElements / 2 * 2);
   }
 }
 

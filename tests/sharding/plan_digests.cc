@@ -1,5 +1,5 @@
 // plan_digests FILE [CASES] writes a line for each plan of random cases: a hash of all that its
-// instructions say, and of the memory, traffic and time that the planner predicts. Two commits whose
+// operations say, and of the memory, traffic and time that the planner predicts. Two commits whose
 // files are equal have the same addresses, waits, bytes and simulated times.
 #include <bit>
 #include <cstdint>
@@ -21,13 +21,13 @@
 namespace ebb::sharding {
 namespace {
 
-// An instruction takes as long as its operands are large, and each line is a resource that is
+// An operation takes as long as its operands are large, and each line is a resource that is
 // always free.
 class CostsByBytes : public Costs {
  public:
-  Cost Of(const Instruction& instruction) const override {
+  Cost Of(const Op& op) const override {
     Cost cost{.caller_seconds = 1e-6, .seconds = 1e-5};
-    cost.amounts[Resource::kHostMemory] = static_cast<double>(instruction.bytes);
+    cost.amounts[Resource::kHostMemory] = static_cast<double>(op.bytes);
     return cost;
   }
   Amounts rates() const override {
@@ -55,24 +55,25 @@ class Digest {
     Add(operand.dtype, operand.count);
   }
   void Add(const CellUse& use) { Add(use.cell, use.writes, use.by_parity); }
-  void Add(const Instruction& of) {
-    Add(of.code, of.role, of.stream, of.starts, of.ends, of.carried, of.by_parity, of.awaited,
-        of.divides, of.scope, of.goes_on, of.bytes);
-    for (const UpdateDetail& update : of.updates)
-      Add(update.sub_group, update.begin, update.end, update.states, update.early,
-          update.keeps_parameter, update.per_slice, update.rounding_unit);
-    for (const Part& part : of.parts) Add(part.unit, part.scope, part.first, part.last);
-    for (const Operand& operand : of.operands) Add(operand);
-    for (const int wait : of.waits) Add(wait);
-    for (const CellUse& use : of.enters) Add(use);
-    for (const CellUse& use : of.leaves) Add(use);
-  }
-  void Add(const Fragment& fragment) {
-    Add(fragment.instructions.size(), fragment.again);
-    for (const Instruction& instruction : fragment.instructions) Add(instruction);
-    for (const FragmentMoment& moment : fragment.moments)
+  void Add(const OpList& list) {
+    Add(list.ops.size(), list.again);
+    for (size_t index = 0; index < list.ops.size(); ++index) {
+      const Op& of = list.ops[index];
+      const Waits waits = list.waits.empty() ? Waits() : list.waits[index];
+      Add(of.role, of.stream, of.starts, of.ends, of.carried(), of.by_parity, waits.awaited,
+          of.divides, of.scope, of.goes_on, of.bytes);
+      for (const UpdateDetail& update : of.updates)
+        Add(update.sub_group, update.begin, update.end, update.states, update.early,
+            update.keeps_parameter, update.per_slice, update.rounding_unit);
+      for (const Part& part : of.parts) Add(part.unit, part.scope, part.first, part.last);
+      for (const Operand& operand : of.operands) Add(operand);
+      for (const int wait : waits.on) Add(wait);
+      for (const CellUse& use : waits.enters) Add(use);
+      for (const CellUse& use : waits.leaves) Add(use);
+    }
+    for (const Moment& moment : list.moments)
       Add(moment.kind, moment.scope, moment.begin, moment.end, moment.kernels);
-    for (const int begin : fragment.round_begins) Add(begin);
+    for (const int begin : list.round_begins) Add(begin);
   }
   template <class Row>
   void AddRows(const std::vector<Row>& rows) {
@@ -119,17 +120,17 @@ void AddState(const Plan& plan, Digest& digest) {
 
 std::string LineOf(const Plan& plan, bool walk) {
   Digest digest;
-  std::vector<Fragment> fragments;
-  for (const bool carrying : {false, true}) fragments.push_back(Lower(plan, carrying));
-  const Fragment* const both[] = {&fragments[0], &fragments[1]};
+  std::vector<OpList> lists;
+  for (const bool carrying : {false, true}) lists.push_back(ListOf(plan, carrying));
+  const OpList* const both[] = {&lists[0], &lists[1]};
   const Cells cells(both, plan);
-  for (Fragment& fragment : fragments) DeriveWaits(cells, fragment);
-  for (const Fragment& fragment : fragments) digest.Add(fragment);
+  for (OpList& list : lists) DeriveWaits(cells, list);
+  for (const OpList& list : lists) digest.Add(list);
   digest.AddRows(PredictMemory(plan.table.bytes));
   for (const bool carrying : {false, true}) digest.AddRows(PredictTraffic(plan, carrying));
   for (const CommunicationRow& row : PredictCommunication(plan)) digest.Add(row.predicted_bytes);
   for (const Tier tier : {Tier::kDevice, Tier::kCpu}) {
-    for (const ClassBytes& alive : AliveBytes(fragments[0], tier))
+    for (const ClassBytes& alive : AliveBytes(lists[0], tier))
       for (const int64_t bytes : alive) digest.Add(bytes);
   }
   double seconds = 0;

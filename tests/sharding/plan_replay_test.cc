@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "ebb/sharding/instructions.h"
+#include "ebb/sharding/op_list.h"
 #include "ebb/sharding/plan.h"
 #include "ebb/sharding/report/plan_table.h"
 #include "ebb/sharding/report/traffic.h"
@@ -70,9 +70,9 @@ TEST(PlanLaws, NothingIsReadBeforeItIsWrittenAndLiveMemoryDoesNotOverlap) {
     // The rest are made when they are needed.
     const std::vector<const Plan*> first = {&variants[0].plan, &variants[1].plan, &variants[3].plan,
                                             &drain};
-    Fragments fragments(first);
+    OpLists lists(first);
     Replay replay(random_case.inputs(), variants.front().plan,
-                  static_cast<int>(random.Between(0, random_case.world - 1)), fragments, &drain);
+                  static_cast<int>(random.Between(0, random_case.world - 1)), lists, &drain);
     replay.Step(variants.front().plan);
     replay.Step(variants.front().plan);
     replay.Step(variants.front().plan);
@@ -109,10 +109,10 @@ TEST(PlanLaws, SquaresThatAreComparedComeWithTheRecords) {
     ASSERT_OK_AND_ASSIGN(const Plan drain, PlanDrain(inputs));
     compared += !step.decisions.compared.empty();
     const int64_t of_rank = kExchangeBytes + 8 * std::ssize(step.decisions.compared);
-    EXPECT_EQ(step.BytesOf(OperationKind::kExchange), (inputs.verdict_ranks - 1) * of_rank);
+    EXPECT_EQ(step.BytesOf(Role::kExchange), (inputs.verdict_ranks - 1) * of_rank);
     const std::vector<const Plan*> plans = {&step, &walk, &drain};
-    Fragments fragments(plans);
-    Replay replay(inputs, step, /*rank=*/0, fragments, &drain);
+    OpLists lists(plans);
+    Replay replay(inputs, step, /*rank=*/0, lists, &drain);
     for (int i = 0; i < 2; ++i) {
       replay.Step(step);
       replay.Walk(walk);
@@ -134,8 +134,8 @@ TEST(PlanLaws, TheGroupsOfAnEvaluationFitInThePool) {
   ASSERT_OK(drain);
   ASSERT_TRUE(step->decisions.has_secondary());
   const std::vector<const Plan*> plans = {&*step, &*walk, &*drain};
-  Fragments fragments(plans);
-  Replay replay(inputs, *step, /*rank=*/0, fragments, &*drain);
+  OpLists lists(plans);
+  Replay replay(inputs, *step, /*rank=*/0, lists, &*drain);
   replay.Step(*step);
   replay.Walk(*walk);
   ASSERT_EQ(replay.violation(), "") << random_case.description();
@@ -153,8 +153,8 @@ TEST(PlanLaws, UnitsLeftOutAreUpdatedInOrder) {
     ASSERT_TRUE(plan.ok() && drain.ok()) << plan.status() << drain.status();
     Random random(random_case.seed);
     const std::vector<const Plan*> plans = {&*plan, &*drain};
-    Fragments fragments(plans);
-    Replay replay(random_case.inputs(), *plan, /*rank=*/0, fragments, &*drain);
+    OpLists lists(plans);
+    Replay replay(random_case.inputs(), *plan, /*rank=*/0, lists, &*drain);
     for (int i = 0; i < 4; ++i) {
       std::vector<bool> left_out(random_case.model.units.size());
       for (size_t u = 0; u < left_out.size(); ++u) left_out[u] = random.OneIn(2);
@@ -196,13 +196,13 @@ TEST(PlanLaws, AsManyUnitsShareReadsAsThereAreSlotsFor) {
       const int masters = plan->table.Find(Purpose::kMasterSlot);
       ASSERT_LE(masters < 0 ? 0 : plan->table[masters].turns, sub_groups);
       const std::vector<const Plan*> plans = {&*plan, &*drain};
-      Fragments fragments(plans);
-      Replay replay(inputs, *plan, /*rank=*/0, fragments, &*drain);
+      OpLists lists(plans);
+      Replay replay(inputs, *plan, /*rank=*/0, lists, &*drain);
       for (int step = 0; step < 3; ++step) replay.Step(*plan);
       ASSERT_EQ(replay.violation(), "");
       size_t copied = 0;
-      for (const Operation& operation : plan->operations)
-        if (operation.kind == OperationKind::kCastMasters) copied += operation.updates.size();
+      for (const Op& operation : plan->ops)
+        if (operation.role == Role::kCastMasters) copied += operation.updates.size();
       ASSERT_GE(copied, shared);
       shared = copied;
       if (sub_groups < 4) {
@@ -216,10 +216,9 @@ TEST(PlanLaws, AsManyUnitsShareReadsAsThereAreSlotsFor) {
 
 // Plans of many rounds: three of them are planned.
 
-// An instruction without its place in the step.
+// An operation without its place in the step.
 struct Shown {
-  Code code{};
-  OperationKind role{};
+  Role role{};
   StreamId stream{};
   bool carried = false, divides = false, goes_on = false;
   std::optional<DType> via;
@@ -233,26 +232,25 @@ struct Shown {
 struct ShownMoment {
   Moment::Kind kind{};
   int scope = -1;  // of its round
-  std::vector<Shown> instructions;
+  std::vector<Shown> ops;
   friend bool operator==(const ShownMoment&, const ShownMoment&) = default;
 };
 
 // By round. The first also has the step's begin, and the last its end.
 std::vector<std::vector<ShownMoment>> RoundsOf(const Plan& plan, bool carrying) {
-  const Fragment fragment = Lower(plan, carrying);
+  const OpList list = ListOf(plan, carrying);
   const int per_round = static_cast<int>(plan.scopes.size()) / plan.decisions.rounds;
   const auto in_round = [&](int scope) { return scope < 0 ? scope : scope % per_round; };
   std::vector<std::vector<ShownMoment>> rounds(static_cast<size_t>(plan.decisions.rounds));
-  for (size_t m = 0; m < fragment.moments.size(); ++m) {
-    const FragmentMoment& moment = fragment.moments[m];
+  for (size_t m = 0; m < list.moments.size(); ++m) {
+    const Moment& moment = list.moments[m];
     const size_t number = m == 0 ? 0 : (m - 1) / static_cast<size_t>(2 * per_round);
-    ShownMoment shown{.kind = moment.kind, .scope = in_round(moment.scope), .instructions = {}};
+    ShownMoment shown{.kind = moment.kind, .scope = in_round(moment.scope), .ops = {}};
     for (int i = moment.begin; i < moment.end; ++i) {
-      const Instruction& from = fragment.instructions[static_cast<size_t>(i)];
-      Shown to{.code = from.code,
-               .role = from.role,
+      const Op& from = list.ops[static_cast<size_t>(i)];
+      Shown to{.role = from.role,
                .stream = from.stream,
-               .carried = from.carried,
+               .carried = from.carried(),
                .divides = from.divides,
                .goes_on = from.goes_on,
                .via = from.via,
@@ -262,7 +260,7 @@ std::vector<std::vector<ShownMoment>> RoundsOf(const Plan& plan, bool carrying) 
                .parts = {}};
       for (const Part& part : from.parts) to.parts.emplace_back(part.unit, -1);
       for (const UpdateDetail& update : from.updates) to.parts.emplace_back(-1, update.sub_group);
-      shown.instructions.push_back(std::move(to));
+      shown.ops.push_back(std::move(to));
     }
     rounds[std::min(number, rounds.size() - 1)].push_back(std::move(shown));
   }
@@ -293,7 +291,7 @@ TEST(PlanOfRounds, TheSecondOfThreeStandsForAllBetweenTheFirstAndTheLast) {
           ASSERT_TRUE(planned[1] == unrolled[round]) << "round " << round;
         ASSERT_TRUE(planned.back() == unrolled.back());
       }
-      for (const OperationKind kind : {OperationKind::kGather, OperationKind::kReduce})
+      for (const Role kind : {Role::kGather, Role::kReduce})
         EXPECT_EQ(three->BytesOf(kind, 6), six->BytesOf(kind));
       const std::vector<TrafficRow> traffic = PredictTraffic(*three, true, 6),
                                     of_six = PredictTraffic(*six);
@@ -305,7 +303,7 @@ TEST(PlanOfRounds, TheSecondOfThreeStandsForAllBetweenTheFirstAndTheLast) {
   EXPECT_GT(cases, 100);
 }
 
-TEST(PlanOfRounds, AStepOfMoreRoundsHasNoMoreInstructions) {
+TEST(PlanOfRounds, AStepOfMoreRoundsHasNoMoreOperations) {
   const ModelSpec model = UnitChain(std::vector<int64_t>(12, 64), /*output_bytes=*/1'000);
   for (const Tier tier : {Tier::kDevice, Tier::kCpu, Tier::kNvme}) {
     Config config;
@@ -313,18 +311,18 @@ TEST(PlanOfRounds, AStepOfMoreRoundsHasNoMoreInstructions) {
     config.zero.param_persistence_threshold = 0;
     config.zero.offload_param.device = config.zero.offload_optimizer.device = tier;
     const PlanInputs inputs{.model = &model, .config = &config, .world = 2, .optimizer_states = 2};
-    std::vector<size_t> operations, instructions;
+    std::vector<size_t> operations, ops;
     std::vector<int64_t> reduced;
     for (const int rounds : {3, 64, 1'000'000}) {
       config.gradient_accumulation_steps = rounds;
       ASSERT_OK_AND_ASSIGN(const Plan plan, PlanStep(inputs));
       EXPECT_EQ(plan.step_rounds, rounds);
-      operations.push_back(plan.operations.size());
-      instructions.push_back(Lower(plan, /*carrying=*/true).instructions.size());
-      reduced.push_back(plan.BytesOf(OperationKind::kReduce) / rounds);
+      operations.push_back(plan.ops.size());
+      ops.push_back(ListOf(plan, /*carrying=*/true).ops.size());
+      reduced.push_back(plan.BytesOf(Role::kReduce) / rounds);
     }
     EXPECT_THAT(operations, Each(operations.front()));
-    EXPECT_THAT(instructions, Each(instructions.front()));
+    EXPECT_THAT(ops, Each(ops.front()));
     EXPECT_THAT(reduced, Each(reduced.front()));
   }
 }

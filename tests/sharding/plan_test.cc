@@ -22,17 +22,17 @@ namespace ebb::sharding::plan_test {
 namespace {
 
 TEST(PlanLaws, MovesGoFromTierToTierAndTransfersAreAligned) {
-  const std::map<OperationKind, std::pair<Tier, Tier>> ways = {
-      {OperationKind::kRead, {Tier::kNvme, Tier::kCpu}},
-      {OperationKind::kUpload, {Tier::kCpu, Tier::kDevice}},
-      {OperationKind::kDownload, {Tier::kDevice, Tier::kCpu}},
-      {OperationKind::kWrite, {Tier::kCpu, Tier::kNvme}}};
+  const std::map<Role, std::pair<Tier, Tier>> ways = {
+      {Role::kRead, {Tier::kNvme, Tier::kCpu}},
+      {Role::kUpload, {Tier::kCpu, Tier::kDevice}},
+      {Role::kDownload, {Tier::kDevice, Tier::kCpu}},
+      {Role::kWrite, {Tier::kCpu, Tier::kNvme}}};
   for (int seed = 1; seed <= Cases(300); ++seed) {
     const RandomCase random_case(static_cast<uint64_t>(seed), /*offloads=*/true);
     SCOPED_TRACE(random_case.description());
     for (const Variant& variant : Variants(random_case)) {
-      for (const Operation& operation : variant.plan.operations) {
-        const auto way = ways.find(operation.kind);
+      for (const Op& operation : variant.plan.ops) {
+        const auto way = ways.find(operation.role);
         ASSERT_EQ(way == ways.end(), operation.moves().empty());
         int64_t bytes = 0;
         for (const Move move : operation.moves()) {
@@ -80,55 +80,55 @@ TEST(PlanLaws, MomentsIssueEveryOperationOnce) {
       }
       int issued = 0;
       for (const Moment& moment : plan.moments) {
-        for (int index : moment.operations()) {
+        for (int index = moment.begin; index < moment.end; ++index) {
           ASSERT_EQ(index, issued);
           ++issued;
         }
       }
-      ASSERT_EQ(issued, std::ssize(plan.operations));
+      ASSERT_EQ(issued, std::ssize(plan.ops));
     }
   }
 }
 
 TEST(PlanLaws, EachKindOfOperationHasItsStream) {
   using enum StreamId;
-  const std::map<OperationKind, std::set<StreamId>> streams = {
-      {OperationKind::kMark, {kCompute}},
-      {OperationKind::kGather, {kGather}},
-      {OperationKind::kFillSecondary, {kGather}},
-      {OperationKind::kGatherSecondary, {kGather}},
-      {OperationKind::kRefresh, {kGather}},
-      {OperationKind::kCast, {kReduce}},
-      {OperationKind::kReduce, {kReduce}},
-      {OperationKind::kAllReduce, {kReduce}},
-      {OperationKind::kRound, {kReduce}},
+  const std::map<Role, std::set<StreamId>> streams = {
+      {Role::kMark, {kCompute}},
+      {Role::kScopes, {kCompute}},
+      {Role::kGather, {kGather}},
+      {Role::kFillSecondary, {kGather}},
+      {Role::kGatherSecondary, {kGather}},
+      {Role::kRefresh, {kGather}},
+      {Role::kCast, {kReduce}},
+      {Role::kReduce, {kReduce}},
+      {Role::kAllReduce, {kReduce}},
+      {Role::kRound, {kReduce}},
       // kHostSum: gradients that are kept in host memory.
-      {OperationKind::kAccumulate, {kReduce, kHostSum}},
-      {OperationKind::kNorm, {kReduce, kHostSum}},
-      {OperationKind::kGatherGradient, {kReduce}},
-      {OperationKind::kSeal, {kReduce}},
-      {OperationKind::kExchange, {kReduce}},
-      {OperationKind::kConclude, {kReduce}},
-      {OperationKind::kParameterNorms, {kUpdate, kHostUpdate}},
-      {OperationKind::kSealNorms, {kReduce}},
-      {OperationKind::kExchangeNorms, {kReduce}},
-      {OperationKind::kConcludeNorms, {kReduce}},
-      {OperationKind::kCopyControl, {kReduce}},
-      {OperationKind::kUpdate, {kUpdate, kHostUpdate}},
-      {OperationKind::kRead, {kReadParameters, kReadStates}},
-      {OperationKind::kCastMasters, {kReadParameters}},
-      {OperationKind::kUpload, {kUpload}},
-      {OperationKind::kDownload, {kDownload}},
-      {OperationKind::kWrite, {kWrite}}};
+      {Role::kAccumulate, {kReduce, kHostSum}},
+      {Role::kNorm, {kReduce, kHostSum}},
+      {Role::kGatherGradient, {kReduce}},
+      {Role::kPrepare, {kReduce}},
+      {Role::kSeal, {kReduce}},
+      {Role::kExchange, {kReduce}},
+      {Role::kConclude, {kReduce}},
+      {Role::kParameterNorms, {kUpdate, kHostUpdate}},
+      {Role::kSealNorms, {kReduce}},
+      {Role::kExchangeNorms, {kReduce}},
+      {Role::kConcludeNorms, {kReduce}},
+      {Role::kCopyControl, {kReduce}},
+      {Role::kUpdate, {kUpdate, kHostUpdate}},
+      {Role::kRead, {kReadParameters, kReadStates}},
+      {Role::kCastMasters, {kReadParameters}},
+      {Role::kUpload, {kUpload}},
+      {Role::kDownload, {kDownload}},
+      {Role::kWrite, {kWrite}}};
   for (int number = 1; number <= Cases(200); ++number) {
     const RandomCase random_case = CaseOf(number);
     SCOPED_TRACE(random_case.description());
     for (const Variant& variant : Variants(random_case)) {
-      for (const Operation& operation : variant.plan.operations) {
-        ASSERT_TRUE(streams.at(operation.kind).contains(operation.stream));
-        if (operation.kind != OperationKind::kUpdate &&
-            operation.kind != OperationKind::kParameterNorms)
-          continue;
+      for (const Op& operation : variant.plan.ops) {
+        ASSERT_TRUE(streams.at(operation.role).contains(operation.stream));
+        if (operation.role != Role::kUpdate && operation.role != Role::kParameterNorms) continue;
         const SubGroup& group = variant.plan.table.sub_groups[operation.updates.front().sub_group];
         ASSERT_EQ(operation.stream, group.tier == Tier::kDevice ? kUpdate : kHostUpdate);
       }
@@ -146,20 +146,19 @@ TEST(PlanLaws, AfterAUnitsFirstGatherNoByteOfItsParametersCrossesTheGroupsOfSeco
       const Plan& plan = variant.plan;
       const bool has_secondary = plan.decisions.has_secondary() && !variant.walk;
       std::vector<int> gathers(plan.layout.units.size()), fills = gathers;
-      for (size_t i = 0; i < plan.operations.size(); ++i) {
-        const Operation& operation = plan.operations[i];
-        const bool fill = operation.kind == OperationKind::kFillSecondary;
-        const bool from_secondary = operation.kind == OperationKind::kGatherSecondary;
-        if (!fill && !from_secondary && operation.kind != OperationKind::kGather) continue;
-        ASSERT_TRUE(has_secondary || operation.kind == OperationKind::kGather);
+      for (size_t i = 0; i < plan.ops.size(); ++i) {
+        const Op& operation = plan.ops[i];
+        const bool fill = operation.role == Role::kFillSecondary;
+        const bool from_secondary = operation.role == Role::kGatherSecondary;
+        if (!fill && !from_secondary && operation.role != Role::kGather) continue;
+        ASSERT_TRUE(has_secondary || operation.role == Role::kGather);
         // A fill is right behind its gather, and keeps parts of some units of the gather.
-        ASSERT_TRUE(!fill || plan.operations[i - 1].kind == OperationKind::kGather);
+        ASSERT_TRUE(!fill || plan.ops[i - 1].role == Role::kGather);
         for (const Part& part : operation.parts) {
           const size_t unit = static_cast<size_t>(part.unit);
           if (fill) {
             ++fills[unit];
-            ASSERT_TRUE(std::any_of(plan.operations[i - 1].parts.begin(),
-                                    plan.operations[i - 1].parts.end(),
+            ASSERT_TRUE(std::any_of(plan.ops[i - 1].parts.begin(), plan.ops[i - 1].parts.end(),
                                     [&](const Part& of) { return of.unit == part.unit; }));
           } else if (from_secondary) {
             ASSERT_EQ(fills[unit], 1) << "unit " << unit;
@@ -193,14 +192,14 @@ TEST(PlanLaws, UpdatesStartUnderBackwardOnlyWhereNothingNeedsAllGradientsFirst) 
                          config.ebb.asynchronous_step == AsynchronousStep::kAuto;
       ASSERT_EQ(plan.decisions.timing == UpdateTiming::kEarly, early);
       bool exchanged = false, norms_exchanged = !norms;
-      for (const Operation& operation : plan.operations) {
-        exchanged |= operation.kind == OperationKind::kConclude;
-        norms_exchanged |= operation.kind == OperationKind::kConcludeNorms;
+      for (const Op& operation : plan.ops) {
+        exchanged |= operation.role == Role::kConclude;
+        norms_exchanged |= operation.role == Role::kConcludeNorms;
         // Carried updates are the step before's.
-        if (operation.condition == Condition::kCarrying) continue;
-        ASSERT_TRUE(operation.kind != OperationKind::kUpdate || exchanged == !early);
-        ASSERT_TRUE(operation.kind != OperationKind::kUpdate || norms_exchanged);
-        ASSERT_TRUE(operation.kind != OperationKind::kParameterNorms || exchanged);
+        if (operation.when == When::kCarrying) continue;
+        ASSERT_TRUE(operation.role != Role::kUpdate || exchanged == !early);
+        ASSERT_TRUE(operation.role != Role::kUpdate || norms_exchanged);
+        ASSERT_TRUE(operation.role != Role::kParameterNorms || exchanged);
       }
     }
   }
@@ -243,8 +242,8 @@ TEST_P(PlanAtItsBegin, GathersAsFarAheadAsTheConfigSays) {
   GetParam().set(config);
   ASSERT_OK_AND_ASSIGN(const Plan plan, PlanStep({.model = &model, .config = &config, .world = 2}));
   int gathers = 0;
-  for (int index : plan.moments.front().operations())
-    gathers += plan.operations[index].kind == OperationKind::kGather;
+  for (int index = 0; index < plan.moments.front().end; ++index)
+    gathers += plan.ops[index].role == Role::kGather;
   EXPECT_EQ(gathers, GetParam().gathers);
 }
 

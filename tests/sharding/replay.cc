@@ -7,34 +7,34 @@
 
 namespace ebb::sharding {
 
-Fragments::Fragments(std::span<const Plan* const> plans) {
-  std::vector<const Fragment*> all;
+OpLists::OpLists(std::span<const Plan* const> plans) {
+  std::vector<const OpList*> all;
   for (const Plan* plan : plans) {
     for (const bool carrying : {false, true})
-      all.push_back(&(fragments_[{plan, carrying}] = Lower(*plan, carrying)));
+      all.push_back(&(lists_[{plan, carrying}] = ListOf(*plan, carrying)));
   }
   cells_ = std::make_unique<Cells>(all, *plans.front());
-  for (auto& [key, fragment] : fragments_) DeriveWaits(*cells_, fragment);
+  for (auto& [key, list] : lists_) DeriveWaits(*cells_, list);
 }
 
-Fragment& Fragments::Of(const Plan& plan, bool carrying) {
-  const auto [found, is_new] = fragments_.try_emplace({&plan, carrying});
+OpList& OpLists::Of(const Plan& plan, bool carrying) {
+  const auto [found, is_new] = lists_.try_emplace({&plan, carrying});
   if (is_new) {
-    found->second = Lower(plan, carrying);
+    found->second = ListOf(plan, carrying);
     DeriveWaits(*cells_, found->second);
   }
   return found->second;
 }
 
-Replay::Replay(const PlanInputs& inputs, const Plan& plan, int rank, Fragments& fragments,
+Replay::Replay(const PlanInputs& inputs, const Plan& plan, int rank, OpLists& lists,
                const Plan* drain)
     : inputs_(inputs),
       rank_(rank % plan.decisions.shards),
       plan_(&plan),
       drain_(drain),
       memory_(order_, plan.table),
-      fragments_(fragments),
-      frontier_(fragments.cells().count()) {
+      lists_(lists),
+      frontier_(lists.cells().count()) {
   constexpr int kStart = HappensBefore::kStart;
   const Decisions& d = plan.decisions;
   const int units = static_cast<int>(plan.layout.units.size());
@@ -128,8 +128,8 @@ void Replay::CheckVersions() {
 void Replay::Begin(const Plan& plan, bool walk) {
   plan_ = &plan;
   walks_ = walk;
-  fragment_ = &fragments_.Of(plan, carries_);
-  things_.assign(fragment_->instructions.size(), HappensBefore::kStart);
+  list_ = &lists_.Of(plan, carries_);
+  things_.assign(list_->ops.size(), HappensBefore::kStart);
   contributions_.assign(plan.layout.units.size(), 0);
   norms_.clear();
   norms_taken_.assign(plan.table.sub_groups.size(), -1);
@@ -139,7 +139,7 @@ void Replay::Begin(const Plan& plan, bool walk) {
 
 void Replay::Run() {
   tick_ = -1;
-  for (const FragmentMoment& moment : fragment_->moments) {
+  for (const Moment& moment : list_->moments) {
     ++tick_;
     for (int i = moment.begin; i < moment.end; ++i) Issue(i);
     if (!violation_.empty()) return;
@@ -148,39 +148,41 @@ void Replay::Run() {
 }
 
 int Replay::Add(int index) {
-  const Instruction& instruction = fragment_->instructions[static_cast<size_t>(index)];
-  std::vector<std::array<int, 2>>& events = events_[fragment_];
+  const Op& op = list_->ops[static_cast<size_t>(index)];
+  std::vector<std::array<int, 2>>& events = events_[list_];
   if (events.empty()) {
-    for (const Instruction& each : fragment_->instructions) {
-      const int first = each.awaited ? frontier_.AddEvent(each.ends) : -1;
-      events.push_back(
-          {first, each.awaited && each.by_parity ? frontier_.AddEvent(each.ends) : first});
+    for (size_t other = 0; other < list_->ops.size(); ++other) {
+      const Op& each = list_->ops[other];
+      const bool awaited = list_->waits[other].awaited;
+      const int first = awaited ? frontier_.AddEvent(each.ends) : -1;
+      events.push_back({first, awaited && each.by_parity ? frontier_.AddEvent(each.ends) : first});
     }
     thing_of_event_.resize(static_cast<size_t>(frontier_.events()), HappensBefore::kStart);
   }
+  const Waits& waits = list_->waits[static_cast<size_t>(index)];
   const int parity = steps_ % 2;
   const auto event_of = [&](int of) { return events[static_cast<size_t>(of)][parity]; };
   std::vector<int> after;
-  for (int wait : instruction.waits) {
+  for (int wait : waits.on) {
     after.push_back(things_[static_cast<size_t>(wait)]);
-    frontier_.Follow(instruction.starts, event_of(wait));
+    frontier_.Follow(op.starts, event_of(wait));
   }
-  frontier_.Enter(instruction.starts, instruction.enters, parity,
+  frontier_.Enter(op.starts, waits.enters, parity,
                   [&](int event) { after.push_back(thing_of_event_[static_cast<size_t>(event)]); });
-  const int thing = order_.Add(instruction.starts, instruction.ends, after);
+  const int thing = order_.Add(op.starts, op.ends, after);
   const int event = event_of(index);
-  frontier_.Issue(instruction.starts, instruction.ends, event);
+  frontier_.Issue(op.starts, op.ends, event);
   if (event >= 0) {
     thing_of_event_[static_cast<size_t>(event)] = thing;
-    frontier_.Leave(instruction.leaves, parity, event);
+    frontier_.Leave(waits.leaves, parity, event);
   }
   return things_[static_cast<size_t>(index)] = thing;
 }
 
 void Replay::Issue(int index) {
-  const Instruction& instruction = fragment_->instructions[static_cast<size_t>(index)];
+  const Op& op = list_->ops[static_cast<size_t>(index)];
   const int thing = Add(index);
-  const int scope = instruction.scope;
+  const int scope = op.scope;
   const std::string step = absl::StrCat(plan_ == drain_ ? "drain before " : "",
                                         walks_ ? "walk before " : "", "step ", steps_);
   if (scope >= 0) {
@@ -200,101 +202,97 @@ void Replay::Issue(int index) {
         RunKernels(thing, open);
       }
     }
-  } else if (instruction.code == Code::kKernels) {
+  } else if (op.code() == Code::kKernels) {
     names_.push_back(absl::StrCat(step, " kernels of no scope"));
     last_kernels_ = thing;
-  } else if (instruction.operation < 0) {
-    names_.push_back(absl::StrCat(step, " ", std::string(Name(instruction.code))));
-    if (instruction.code == Code::kPrepare) {
-      memory_.Write(thing, Control(cells().early()), {Content::kExchanged, steps_});
-    } else {
-      CopyControl(thing, instruction.operands);
-    }
   } else {
-    const Operation& operation = plan_->operations[static_cast<size_t>(instruction.operation)];
-    names_.push_back(
-        absl::StrCat(step, " #", instruction.operation, " ", std::string(Name(operation.kind))));
-    Touch(thing, operation);
+    names_.push_back(absl::StrCat(step, " #", index, " ", std::string(Name(op.role))));
+    Touch(thing, op);
   }
   Fail(memory_.complaint());
 }
 
-void Replay::Touch(int thing, const Operation& operation) {
-  switch (operation.kind) {
-    case OperationKind::kMark:
+void Replay::Touch(int thing, const Op& operation) {
+  switch (operation.role) {
+    case Role::kMark:
+    case Role::kScopes:
+    case Role::kSave:
       break;
-    case OperationKind::kRead:
-    case OperationKind::kUpload:
-    case OperationKind::kDownload:
-    case OperationKind::kWrite:
+    case Role::kPrepare:
+      memory_.Write(thing, Control(cells().early()), {Content::kExchanged, steps_});
+      break;
+    case Role::kRead:
+    case Role::kUpload:
+    case Role::kDownload:
+    case Role::kWrite:
       Move(thing, operation);
       break;
-    case OperationKind::kCastMasters:
+    case Role::kCastMasters:
       CastMasters(thing, operation);
       break;
-    case OperationKind::kGather:
+    case Role::kGather:
       Gather(thing, operation);
       break;
-    case OperationKind::kFillSecondary:
+    case Role::kFillSecondary:
       FillSecondary(thing, operation);
       break;
-    case OperationKind::kGatherSecondary:
+    case Role::kGatherSecondary:
       GatherSecondary(thing, operation);
       break;
-    case OperationKind::kCast:
+    case Role::kCast:
       Cast(thing, operation);
       break;
-    case OperationKind::kReduce:
+    case Role::kReduce:
       Reduce(thing, operation);
       break;
-    case OperationKind::kAllReduce:
+    case Role::kAllReduce:
       AllReduce(thing, operation);
       break;
-    case OperationKind::kRound:
+    case Role::kRound:
       Round(thing, operation);
       break;
-    case OperationKind::kAccumulate:
+    case Role::kAccumulate:
       Accumulate(thing, operation);
       norms_.push_back(thing);
       break;
-    case OperationKind::kNorm:
+    case Role::kNorm:
       Norm(thing, operation);
       norms_.push_back(thing);
       break;
-    case OperationKind::kGatherGradient:
+    case Role::kGatherGradient:
       GatherGradient(thing, operation);
       break;
-    case OperationKind::kSeal:
+    case Role::kSeal:
       Seal(thing, operation);
       break;
-    case OperationKind::kCopyControl:
+    case Role::kCopyControl:
       CopyControl(thing, operation.operands);
       break;
-    case OperationKind::kExchange:
+    case Role::kExchange:
       Pass(thing, operation.operands, Content::kExchanged);
       break;
-    case OperationKind::kExchangeNorms:
+    case Role::kExchangeNorms:
       Pass(thing, operation.operands, Content::kNormRecords);
       break;
-    case OperationKind::kConclude:
+    case Role::kConclude:
       memory_.Read(thing, Control(is_walk() ? cells().walk_records() : cells().records()),
                    {Content::kExchanged, steps_});
       if (!is_walk())
         memory_.Write(thing, Control(cells().constants()), {Content::kExchanged, steps_});
       break;
-    case OperationKind::kParameterNorms:
+    case Role::kParameterNorms:
       ParameterNorms(thing, operation);
       break;
-    case OperationKind::kSealNorms:
+    case Role::kSealNorms:
       SealNorms(thing);
       break;
-    case OperationKind::kConcludeNorms:
+    case Role::kConcludeNorms:
       ConcludeNorms(thing);
       break;
-    case OperationKind::kUpdate:
+    case Role::kUpdate:
       Update(thing, operation);
       break;
-    case OperationKind::kRefresh:
+    case Role::kRefresh:
       Refresh(thing, operation);
       break;
   }
@@ -368,7 +366,7 @@ void Replay::WriteGradient(int thing, int scope) {
   memory_.Write(thing, WholeGradient(scope), GradientOf(Content::kWholeGradient, scope));
 }
 
-void Replay::Gather(int thing, const Operation& operation) {
+void Replay::Gather(int thing, const Op& operation) {
   for (const Part& part : operation.parts) {
     const int u = part.unit;
     if (plan_->decisions.kept_whole[u]) Fail(absl::StrCat("unit ", u, " is whole, but gathered"));
@@ -380,7 +378,7 @@ void Replay::Gather(int thing, const Operation& operation) {
 }
 
 // A part of what its gather has brought, which is still there.
-void Replay::FillSecondary(int thing, const Operation& operation) {
+void Replay::FillSecondary(int thing, const Op& operation) {
   for (const Part& part : operation.parts) {
     const int u = part.unit;
     for (const bool of_trainable : {true, false}) {
@@ -395,7 +393,7 @@ void Replay::FillSecondary(int thing, const Operation& operation) {
   }
 }
 
-void Replay::GatherSecondary(int thing, const Operation& operation) {
+void Replay::GatherSecondary(int thing, const Op& operation) {
   for (const Part& part : operation.parts) {
     const int u = part.unit;
     if (walks_) Fail("an evaluation gathers what a step has filled");
@@ -411,7 +409,7 @@ void Replay::GatherSecondary(int thing, const Operation& operation) {
   }
 }
 
-void Replay::Refresh(int thing, const Operation& operation) {
+void Replay::Refresh(int thing, const Op& operation) {
   const int version = version_ + (options_.overflows ? 0 : 1);
   for (const Part& part : operation.parts) {
     if (!plan_->decisions.kept_whole[part.unit])

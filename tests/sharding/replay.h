@@ -19,25 +19,25 @@
 
 namespace ebb::sharding {
 
-// The fragments of plans of one engine. Cells are cut by the operands of the first fragments;
+// The lists of plans of one engine. Cells are cut by the operands of the first lists;
 // others may come later.
-class Fragments {
+class OpLists {
  public:
-  explicit Fragments(std::span<const Plan* const> plans);
+  explicit OpLists(std::span<const Plan* const> plans);
 
-  Fragment& Of(const Plan& plan, bool carrying);
+  OpList& Of(const Plan& plan, bool carrying);
   const Cells& cells() const { return *cells_; }
 
  private:
-  std::map<std::pair<const Plan*, bool>, Fragment> fragments_;
+  std::map<std::pair<const Plan*, bool>, OpList> lists_;
   std::unique_ptr<Cells> cells_;
 };
 
 class Replay {
  public:
   // Replays plans of `rank`. The pools are those of `plan`; parameters, masters and states are
-  // there. `drain`: runs when updates were carried and the next fragment does not take them.
-  Replay(const PlanInputs& inputs, const Plan& plan, int rank, Fragments& fragments,
+  // there. `drain`: runs when updates were carried and the next list does not take them.
+  Replay(const PlanInputs& inputs, const Plan& plan, int rank, OpLists& lists,
          const Plan* drain = nullptr);
 
   struct StepOptions {
@@ -57,44 +57,44 @@ class Replay {
   void Begin(const Plan& plan, bool walk);
   void Run();
   void CheckVersions();
-  void Issue(int instruction);
-  void Touch(int thing, const Operation& operation);
+  void Issue(int op);
+  void Touch(int thing, const Op& operation);
   void RunKernels(int thing, int scope);
   void LeaveOut(int thing, int scope);
   void Release(int thing, int scope);
   // Waits, and enters and leaves the frontier.
-  int Add(int instruction);
+  int Add(int op);
 
   void ReadWeights(int thing, int scope);
   void TouchBoundaries(int thing, int scope);
   void WriteGradient(int thing, int scope);
 
-  void Gather(int thing, const Operation& operation);
-  void FillSecondary(int thing, const Operation& operation);
-  void GatherSecondary(int thing, const Operation& operation);
-  void Cast(int thing, const Operation& operation);
-  void Reduce(int thing, const Operation& operation);
-  void AllReduce(int thing, const Operation& operation);
-  void Round(int thing, const Operation& operation);
-  void WriteReduced(int thing, const Operation& operation, size_t part);
-  void Accumulate(int thing, const Operation& operation);
+  void Gather(int thing, const Op& operation);
+  void FillSecondary(int thing, const Op& operation);
+  void GatherSecondary(int thing, const Op& operation);
+  void Cast(int thing, const Op& operation);
+  void Reduce(int thing, const Op& operation);
+  void AllReduce(int thing, const Op& operation);
+  void Round(int thing, const Op& operation);
+  void WriteReduced(int thing, const Op& operation, size_t part);
+  void Accumulate(int thing, const Op& operation);
   void UseSumScratch(int thing);
-  void Norm(int thing, const Operation& operation);
-  void GatherGradient(int thing, const Operation& operation);
-  void Update(int thing, const Operation& operation);
-  void ParameterNorms(int thing, const Operation& operation);
-  void Seal(int thing, const Operation& operation);
+  void Norm(int thing, const Op& operation);
+  void GatherGradient(int thing, const Op& operation);
+  void Update(int thing, const Op& operation);
+  void ParameterNorms(int thing, const Op& operation);
+  void Seal(int thing, const Op& operation);
   void SealNorms(int thing);
   void ConcludeNorms(int thing);
   // From the first place to the second.
   void Pass(int thing, std::span<const Operand> operands, Content::Kind kind);
   void CopyControl(int thing, std::span<const Operand> operands);
-  void CastMasters(int thing, const Operation& operation);
-  void KeepParameters(int thing, const Operation& update);
+  void CastMasters(int thing, const Op& operation);
+  void KeepParameters(int thing, const Op& update);
   void UseStaging(int thing, int unit, Tier here);
-  void Move(int thing, const Operation& operation);
-  void Land(int thing, const Operation& operation);
-  void Refresh(int thing, const Operation& operation);
+  void Move(int thing, const Op& operation);
+  void Land(int thing, const Op& operation);
+  void Refresh(int thing, const Op& operation);
 
   // Also of a step in which nothing is trainable.
   bool is_walk() const;
@@ -132,23 +132,22 @@ class Replay {
   Content FrozenOf(int unit) const;
   Range GradientShard(int unit, bool whole) const;
   Range WholeGradient(int scope) const;
-  bool IsShard(int scope) const;                                 // that gradient, where it lies
-  Range Reduced(const Operation& operation, size_t part) const;  // read by a reduction
-  Range Summed(const Operation& operation, size_t part) const;
-  Range ReducedSlice(const Operation& operation, size_t part) const;
-  Range LandedSlice(const Operation& reduction, size_t part) const;
+  bool IsShard(int scope) const;                          // that gradient, where it lies
+  Range Reduced(const Op& operation, size_t part) const;  // read by a reduction
+  Range Summed(const Op& operation, size_t part) const;
+  Range ReducedSlice(const Op& operation, size_t part) const;
+  Range LandedSlice(const Op& reduction, size_t part) const;
   // The kReduce that an operation on its slices belongs to.
-  const Operation* ReductionOf(const Operation& operation) const;
+  const Op* ReductionOf(const Op& operation) const;
   // The reduction's parts with shards in `tier` that accumulate or do not, as indices.
-  std::vector<size_t> PartsThat(const Operation& reduction, bool accumulate, Tier tier) const;
-  std::vector<size_t> PartsThat(const Operation& reduction, bool accumulate, Tier tier,
-                                const Operation& operation) const;
-  Range SummedShard(const Operation& operation, const Part& part) const;
-  bool HasTheParts(const Operation& operation, const Operation& reduction,
-                   const std::vector<size_t>& parts);
+  std::vector<size_t> PartsThat(const Op& reduction, bool accumulate, Tier tier) const;
+  std::vector<size_t> PartsThat(const Op& reduction, bool accumulate, Tier tier,
+                                const Op& operation) const;
+  Range SummedShard(const Op& operation, const Part& part) const;
+  bool HasTheParts(const Op& operation, const Op& reduction, const std::vector<size_t>& parts);
   Range OwnSliceOf(const Range& whole) const;
   Range NormScratch(Tier tier) const;
-  const ControlCells& cells() const { return fragments_.cells().control(); }
+  const ControlCells& cells() const { return lists_.cells().control(); }
   Range Control(int64_t cell, int step) const;
   Range Control(int64_t cell) const { return Control(cell, steps_); }  // of the step that runs
   Range NormSums(bool on_host) const;
@@ -167,12 +166,12 @@ class Replay {
   HappensBefore order_;
   ShadowMemory memory_;
   std::vector<std::string> names_;  // of the things in `order_`
-  Fragments& fragments_;
+  OpLists& lists_;
   Frontier frontier_;
-  const Fragment* fragment_ = nullptr;  // the one that runs
-  std::vector<int> things_;             // by its instructions; kStart: has not run
-  // Events of the frontier by instruction and parity, and the last thing of each.
-  std::map<const Fragment*, std::vector<std::array<int, 2>>> events_;
+  const OpList* list_ = nullptr;  // the one that runs
+  std::vector<int> things_;       // by its operations; kStart: has not run
+  // Events of the frontier by operation and parity, and the last thing of each.
+  std::map<const OpList*, std::vector<std::array<int, 2>>> events_;
   std::vector<int> thing_of_event_;
   std::vector<int> contributions_;          // by unit: added to the shard in this step
   std::vector<int> contributions_carried_;  // likewise, in the step that carries its updates over

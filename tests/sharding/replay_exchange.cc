@@ -13,7 +13,7 @@ bool Replay::is_walk() const {
 }
 
 // Shards of gradients are read to name non-finite parameters.
-void Replay::Seal(int thing, const Operation& operation) {
+void Replay::Seal(int thing, const Op& operation) {
   const Decisions& d = plan_->decisions;
   if (!order_.Before(last_kernels_, thing)) Fail("the record may leave out kernels' losses");
   for (int norm : norms_) {

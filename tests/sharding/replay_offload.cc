@@ -10,7 +10,7 @@ namespace {
 
 // The places where an update, or the norms before it, reads and writes each array of one sub-group.
 struct UpdateWork {
-  explicit UpdateWork(const Operation& operation)
+  explicit UpdateWork(const Op& operation)
       : sub_group(operation.updates.front().sub_group),
         gradient(operation.operands[0].place),
         master(operation.operands[1].place),
@@ -23,9 +23,9 @@ struct UpdateWork {
 
 }  // namespace
 
-void Replay::Update(int thing, const Operation& operation) {
+void Replay::Update(int thing, const Op& operation) {
   const Decisions& d = plan_->decisions;
-  const bool carried = operation.condition == Condition::kCarrying;
+  const bool carried = operation.when == When::kCarrying;
   // A carried update belongs to the step before, which has been counted.
   const int step = steps_ - (carried ? 1 : 0), from = version_ - (carried ? 1 : 0), to = from + 1;
   for (const Part& part : operation.parts) {
@@ -83,7 +83,7 @@ void Replay::Update(int thing, const Operation& operation) {
 }
 
 // Reads what the update of the sub-group will read, and leaves it as it is.
-void Replay::ParameterNorms(int thing, const Operation& operation) {
+void Replay::ParameterNorms(int thing, const Op& operation) {
   const Decisions& d = plan_->decisions;
   for (const Part& part : operation.parts) {
     const UpdateWork work(operation);
@@ -127,7 +127,7 @@ void Replay::ParameterNorms(int thing, const Operation& operation) {
 }
 
 // Masters of the step before, which the update of this one is still to read.
-void Replay::CastMasters(int thing, const Operation& operation) {
+void Replay::CastMasters(int thing, const Op& operation) {
   const Decisions& d = plan_->decisions;
   for (size_t i = 0; i < operation.parts.size(); ++i) {
     const int unit = operation.parts[i].unit;
@@ -144,7 +144,7 @@ void Replay::CastMasters(int thing, const Operation& operation) {
 }
 
 // Parameters without their update are carried to their place all the same.
-void Replay::KeepParameters(int thing, const Operation& update) {
+void Replay::KeepParameters(int thing, const Op& update) {
   const Decisions& d = plan_->decisions;
   const UpdateWork work(update);
   const SubGroup& group = table().sub_groups[work.sub_group];
@@ -169,16 +169,16 @@ void Replay::UseStaging(int thing, int unit, Tier here) {
   if (plan_->decisions.reads_parameters(unit)) use(Purpose::kOwnMaster);
 }
 
-void Replay::Move(int thing, const Operation& operation) {
-  if (operation.kind == OperationKind::kDownload && operation.parts.front().scope >= 0)
+void Replay::Move(int thing, const Op& operation) {
+  if (operation.role == Role::kDownload && operation.parts.front().scope >= 0)
     return Land(thing, operation);
   for (const sharding::Move move : operation.moves())
     memory_.Copy(thing, RangeOf(move.from, move.bytes), RangeOf(move.to, move.bytes));
 }
 
 // Reduced slices to the host: to where they are summed, or to the shards that they are.
-void Replay::Land(int thing, const Operation& operation) {
-  const Operation* const reduction = ReductionOf(operation);
+void Replay::Land(int thing, const Op& operation) {
+  const Op* const reduction = ReductionOf(operation);
   if (reduction == nullptr) return Fail("a landing without its reduction");
   if (operation.moves().size() != operation.parts.size())
     return Fail("a landing without its moves");

@@ -118,7 +118,7 @@ Range Replay::ScratchRange(Purpose purpose, int64_t at, int64_t bytes) const {
   return RangeOf(table().PlaceOf(table().Find(purpose)).Plus(at), bytes);
 }
 
-Range Replay::Reduced(const Operation& operation, size_t part) const {
+Range Replay::Reduced(const Op& operation, size_t part) const {
   const int unit = operation.parts[part].unit;
   if (!casts(unit)) return WholeGradient(operation.parts[part].scope);
   const int64_t size = SizeOf(plan_->decisions.reduced(unit));
@@ -128,14 +128,14 @@ Range Replay::Reduced(const Operation& operation, size_t part) const {
   return ScratchRange(Purpose::kSentGradient, start, trainable(unit).elements * size);
 }
 
-Range Replay::Summed(const Operation& operation, size_t part) const {
+Range Replay::Summed(const Op& operation, size_t part) const {
   const int unit = operation.parts[part].unit;
   if (!rounds(unit) && !plan_->decisions.accumulates[unit] && GradientTier(unit) == Tier::kDevice)
     return GradientShard(unit, /*whole=*/false);
   return OwnSliceOf(Reduced(operation, part));
 }
 
-Range Replay::ReducedSlice(const Operation& operation, size_t part) const {
+Range Replay::ReducedSlice(const Op& operation, size_t part) const {
   const int unit = operation.parts[part].unit;
   if (!rounds(unit)) return OwnSliceOf(Reduced(operation, part));
   const int64_t size = SizeOf(plan_->decisions.communication_of(unit));
@@ -146,7 +146,7 @@ Range Replay::ReducedSlice(const Operation& operation, size_t part) const {
 }
 
 // The parts with shards that are kept below the device and summed there, end to end.
-Range Replay::LandedSlice(const Operation& reduction, size_t part) const {
+Range Replay::LandedSlice(const Op& reduction, size_t part) const {
   const int64_t size = SizeOf(plan_->decisions.communication_of(reduction.parts[part].unit));
   int64_t start = 0;
   for (size_t i :
@@ -156,18 +156,18 @@ Range Replay::LandedSlice(const Operation& reduction, size_t part) const {
   return ScratchRange(Purpose::kLanding, start, trainable(reduction.parts[part].unit).shard * size);
 }
 
-const Operation* Replay::ReductionOf(const Operation& operation) const {
-  for (const Operation* before = &operation - 1; before >= plan_->operations.data(); --before) {
-    switch (before->kind) {
-      case OperationKind::kReduce:
+const Op* Replay::ReductionOf(const Op& operation) const {
+  for (const Op* before = &operation - 1; before >= list_->ops.data(); --before) {
+    switch (before->role) {
+      case Role::kReduce:
         return before;
-      case OperationKind::kAllReduce:
-      case OperationKind::kRound:
-      case OperationKind::kAccumulate:
-      case OperationKind::kNorm:
-      case OperationKind::kDownload:
-      case OperationKind::kRead:  // of a shard that is summed in a slot
-      case OperationKind::kWrite:
+      case Role::kAllReduce:
+      case Role::kRound:
+      case Role::kAccumulate:
+      case Role::kNorm:
+      case Role::kDownload:
+      case Role::kRead:  // of a shard that is summed in a slot
+      case Role::kWrite:
         continue;
       default:
         return nullptr;
@@ -176,9 +176,9 @@ const Operation* Replay::ReductionOf(const Operation& operation) const {
   return nullptr;
 }
 
-// Shards on NVMe are summed one at a time, in a slot: of those only what `operation` is of.
-std::vector<size_t> Replay::PartsThat(const Operation& reduction, bool accumulate, Tier tier,
-                                      const Operation& operation) const {
+// Shards on NVMe are summed one at a time, in a slot: of those only what `op` is of.
+std::vector<size_t> Replay::PartsThat(const Op& reduction, bool accumulate, Tier tier,
+                                      const Op& operation) const {
   std::vector<size_t> parts = PartsThat(reduction, accumulate, tier);
   if (tier != Tier::kNvme) return parts;
   std::erase_if(
@@ -187,16 +187,15 @@ std::vector<size_t> Replay::PartsThat(const Operation& reduction, bool accumulat
 }
 
 // Where a reduced shard is while it is summed.
-Range Replay::SummedShard(const Operation& operation, const Part& part) const {
+Range Replay::SummedShard(const Op& operation, const Part& part) const {
   if (GradientTier(part.unit) != Tier::kNvme) return GradientShard(part.unit, /*whole=*/false);
   const int64_t size = SizeOf(plan_->decisions.shard_dtype(part.unit));
   // Behind the slice that is added to it.
-  const Operand& shard = operation.operands[operation.kind == OperationKind::kAccumulate ? 1 : 0];
+  const Operand& shard = operation.operands[operation.role == Role::kAccumulate ? 1 : 0];
   return RangeOf(shard.place, trainable(part.unit).shard * size);
 }
 
-std::vector<size_t> Replay::PartsThat(const Operation& reduction, bool accumulate,
-                                      Tier tier) const {
+std::vector<size_t> Replay::PartsThat(const Op& reduction, bool accumulate, Tier tier) const {
   std::vector<size_t> parts;
   for (size_t i = 0; i < reduction.parts.size(); ++i) {
     const int unit = reduction.parts[i].unit;

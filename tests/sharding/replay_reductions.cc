@@ -3,7 +3,7 @@
 
 namespace ebb::sharding {
 
-void Replay::Cast(int thing, const Operation& operation) {
+void Replay::Cast(int thing, const Op& operation) {
   for (size_t i = 0; i < operation.parts.size(); ++i) {
     const int scope = operation.parts[i].scope;
     memory_.Read(thing, WholeGradient(scope), GradientOf(Content::kWholeGradient, scope));
@@ -11,7 +11,7 @@ void Replay::Cast(int thing, const Operation& operation) {
   }
 }
 
-void Replay::Reduce(int thing, const Operation& operation) {
+void Replay::Reduce(int thing, const Op& operation) {
   UseSumScratch(thing);
   for (size_t i = 0; i < operation.parts.size(); ++i) {
     const Part& part = operation.parts[i];
@@ -29,7 +29,7 @@ void Replay::Reduce(int thing, const Operation& operation) {
   }
 }
 
-void Replay::AllReduce(int thing, const Operation& operation) {
+void Replay::AllReduce(int thing, const Op& operation) {
   UseSumScratch(thing);
   for (size_t i = 0; i < operation.parts.size(); ++i) {
     const int scope = operation.parts[i].scope;
@@ -48,7 +48,7 @@ void Replay::UseSumScratch(int thing) {
   memory_.Write(thing, RangeOfRow(table().Find(Purpose::kSumScratch)), {Content::kSums});
 }
 
-void Replay::Round(int thing, const Operation& operation) {
+void Replay::Round(int thing, const Op& operation) {
   for (size_t i = 0; i < operation.parts.size(); ++i) {
     memory_.Read(thing, Summed(operation, i),
                  GradientOf(Content::kSummedSlice, operation.parts[i].scope));
@@ -57,7 +57,7 @@ void Replay::Round(int thing, const Operation& operation) {
 }
 
 // The last operation of a reduction: its result is accumulated next, or is the shard itself.
-void Replay::WriteReduced(int thing, const Operation& operation, size_t i) {
+void Replay::WriteReduced(int thing, const Op& operation, size_t i) {
   const Part& part = operation.parts[i];
   if (plan_->decisions.accumulates[part.unit] || GradientTier(part.unit) != Tier::kDevice) {
     memory_.Write(thing, ReducedSlice(operation, i),
@@ -69,21 +69,21 @@ void Replay::WriteReduced(int thing, const Operation& operation, size_t i) {
   }
 }
 
-// `operation` does something with these parts of the reduction, and with no others.
-bool Replay::HasTheParts(const Operation& operation, const Operation& reduction,
+// `op` does something with these parts of the reduction, and with no others.
+bool Replay::HasTheParts(const Op& operation, const Op& reduction,
                          const std::vector<size_t>& parts) {
   bool same = operation.parts.size() == parts.size();
   for (size_t i = 0; same && i < parts.size(); ++i) {
     same = operation.parts[i].unit == reduction.parts[parts[i]].unit &&
            operation.parts[i].scope == reduction.parts[parts[i]].scope;
   }
-  const std::string_view name = Name(operation.kind);
+  const std::string_view name = Name(operation.role);
   if (!same) Fail(absl::StrCat("parts of a ", std::string(name), " are not its reduction's"));
   return same;
 }
 
-void Replay::Accumulate(int thing, const Operation& operation) {
-  const Operation* const reduction = ReductionOf(operation);
+void Replay::Accumulate(int thing, const Op& operation) {
+  const Op* const reduction = ReductionOf(operation);
   if (reduction == nullptr) return Fail("an accumulate without its reduction");
   const Tier tier = GradientTier(operation.parts.front().unit);
   if (tier != Tier::kDevice && operation.stream != StreamId::kHostSum) Fail("a sum out of place");
@@ -107,11 +107,11 @@ void Replay::Accumulate(int thing, const Operation& operation) {
   }
 }
 
-void Replay::Norm(int thing, const Operation& operation) {
+void Replay::Norm(int thing, const Op& operation) {
   const Tier tier = GradientTier(operation.parts.front().unit);
   if (tier != Tier::kDevice && operation.stream != StreamId::kHostSum) Fail("a norm out of place");
   if (!plan_->decisions.holds) {
-    const Operation* const reduction = ReductionOf(operation);
+    const Op* const reduction = ReductionOf(operation);
     if (reduction == nullptr) return Fail("a norm without its reduction");
     if (!HasTheParts(operation, *reduction,
                      PartsThat(*reduction, /*accumulate=*/false, tier, operation)))
@@ -125,7 +125,7 @@ void Replay::Norm(int thing, const Operation& operation) {
   }
 }
 
-void Replay::GatherGradient(int thing, const Operation& operation) {
+void Replay::GatherGradient(int thing, const Op& operation) {
   for (const Part& part : operation.parts) {
     memory_.Read(thing, GradientShard(part.unit, /*whole=*/false),
                  {Content::kGradientShard, part.unit, steps_, expected_contributions(part.unit)});

@@ -33,15 +33,13 @@ struct Written {
   StreamId stream{};
   Cost cost;
   std::vector<Operand> operands = {};
-  Code code = Code::kCopy;
+  Role role = Role::kDownload;
   bool carried = false;
 };
 
 class WrittenCosts : public Costs {
  public:
-  Cost Of(const Instruction& instruction) const override {
-    return list[static_cast<size_t>(instruction.operation)];
-  }
+  Cost Of(const Op& op) const override { return list[static_cast<size_t>(op.number)]; }
   Amounts rates() const override { return all; }
   bool caller_computes() const override { return computes; }
   bool caller_awaits_report() const override { return awaits; }
@@ -78,20 +76,20 @@ class Program {
   Program() {
     for (int r = 0; r < kResources; ++r) costs.all[static_cast<Resource>(r)] = 1;
   }
-  void Write(Fragment& fragment, const std::vector<Written>& instructions) {
-    for (const Written& each : instructions) {
-      Instruction instruction{.code = each.code,
-                              .stream = each.stream,
-                              .starts = LineOf(each.stream),
-                              .ends = EndOf(each.stream),
-                              .carried = each.carried,
-                              .operation = static_cast<int>(costs.list.size())};
+  void Write(OpList& list, const std::vector<Written>& ops) {
+    for (const Written& each : ops) {
+      Op op{.role = each.role,
+            .stream = each.stream,
+            .starts = LineOf(each.stream),
+            .ends = EndOf(each.stream),
+            .when = each.carried ? When::kCarrying : When::kAlways,
+            .number = static_cast<int>(costs.list.size()),
+            .operands = memory_.operands.Keep(each.operands)};
       for (const Operand& operand : each.operands) {
-        instruction.by_parity |= operand.place.pool == StateClass::kControl &&
-                                 ControlCells(kUnits).by_parity(operand.place.offset);
+        op.by_parity |= operand.place.pool == StateClass::kControl &&
+                        ControlCells(kUnits).by_parity(operand.place.offset);
       }
-      instruction.operands = fragment.lists->operands.Keep(each.operands);
-      fragment.instructions.push_back(instruction);
+      list.ops.push_back(op);
       costs.list.push_back(each.cost);
     }
   }
@@ -105,9 +103,9 @@ class Program {
   }
 
   absl::StatusOr<Simulated> TrySimulate(int steps = kSimulatedSteps) {
-    const Fragment* const both[] = {&first_, &later_};
+    const OpList* const both[] = {&first_, &later_};
     const Cells cells(both, kUnits, kSlices, /*secondary_slices=*/1);
-    for (Fragment* fragment : {&first_, &later_}) DeriveWaits(cells, *fragment);
+    for (OpList* list : {&first_, &later_}) DeriveWaits(cells, *list);
     return Simulate(cells, first_, later_, costs, steps);
   }
   Simulated Run(int steps = kSimulatedSteps) {
@@ -119,14 +117,15 @@ class Program {
   WrittenCosts costs;
 
  private:
-  Fragment first_, later_;
+  OpMemory memory_;
+  OpList first_, later_;
 };
 
 using Times = std::pair<double, double>;
-Times At(const Simulated& simulated, int step, int instruction) {
+Times At(const Simulated& simulated, int step, int op) {
   for (const SimulatedSpan& span : simulated.spans)
-    if (span.step == step && span.instruction == instruction) return {span.begin, span.end};
-  ADD_FAILURE() << "no instruction " << instruction << " of step " << step;
+    if (span.step == step && span.op == op) return {span.begin, span.end};
+  ADD_FAILURE() << "no operation " << op << " of step " << step;
   return {};
 }
 
@@ -134,7 +133,7 @@ double LineOfPath(const Simulated& simulated, StreamId stream) {
   return simulated.critical.lines[LineOf(stream)];
 }
 
-TEST(Simulate, InstructionsOfOneStreamRunOneAfterTheOther) {
+TEST(Simulate, OperationsOfOneStreamRunOneAfterTheOther) {
   const Simulated simulated = Program({{StreamId::kCompute, Seconds(1)},
                                        {StreamId::kCompute, Seconds(2)},
                                        {StreamId::kCompute, Seconds(0)},
@@ -175,7 +174,7 @@ TEST(Simulate, StreamsOverlapExceptForWaits) {
   EXPECT_EQ(At(two, 1, 0), Times(5, 7));
 }
 
-TEST(Simulate, ConcurrentInstructionsShareResources) {
+TEST(Simulate, ConcurrentOperationsShareResources) {
   const Simulated simulated = Program({{StreamId::kUpload, Uses(kToDevice, 1)},
                                        {StreamId::kDownload, Uses(kToDevice, 3)},
                                        {StreamId::kCompute, Seconds(2)}})
@@ -257,7 +256,7 @@ TEST(Simulate, CarriedUpdatesRunInTheNextStep) {
       update{StreamId::kHostUpdate,
              Seconds(1),
              {Memory(Access::kReadWrite, 0), Memory(Access::kRead, 64)},
-             Code::kUpdate,
+             Role::kUpdate,
              /*carried=*/true};
   const Simulated simulated = Program({forward, backward}, {update, forward, backward}).Run();
   EXPECT_EQ(At(simulated, 0, 0), Times(0, 2));
@@ -268,9 +267,9 @@ TEST(Simulate, CarriedUpdatesRunInTheNextStep) {
 
 TEST(Simulate, OnTheCpuNothingIsIssuedWhileKernelsRun) {
   const auto program = [] {
-    return Program({{StreamId::kCompute, Seconds(3), {Memory(Access::kRead, 0)}, Code::kKernels},
+    return Program({{StreamId::kCompute, Seconds(3), {Memory(Access::kRead, 0)}, Role::kMark},
                     {StreamId::kGather, Seconds(1), {Memory(Access::kWrite, 64)}},
-                    {StreamId::kCompute, Seconds(3), {Memory(Access::kRead, 64)}, Code::kKernels}});
+                    {StreamId::kCompute, Seconds(3), {Memory(Access::kRead, 64)}, Role::kMark}});
   };
   Program on_gpu = program(), on_cpu = program();
   on_cpu.costs.computes = true;
@@ -296,8 +295,8 @@ TEST(Simulate, ACallerThatIsSlowIsWaitedFor) {
 TEST(Simulate, ACallerIsTwoStepsAheadAtMost) {
   const std::vector<Written> step = {
       {StreamId::kUpload, Seconds(0.25)},
-      {StreamId::kCompute, Seconds(1), {Losses(Access::kReadWrite)}, Code::kKernels},
-      {StreamId::kReduce, Seconds(1), {Losses(Access::kRead)}, Code::kConclude}};
+      {StreamId::kCompute, Seconds(1), {Losses(Access::kReadWrite)}, Role::kMark},
+      {StreamId::kReduce, Seconds(1), {Losses(Access::kRead)}, Role::kConclude}};
   Program free(step), reporting(step);
   const Simulated ahead = free.Run();
   EXPECT_EQ(At(ahead, 1, 0).first, 0.25);
@@ -318,15 +317,15 @@ TEST(Simulate, CostsThatMakeNoSenseAreErrors) {
     return std::string(program.TrySimulate(steps).status().message());
   };
   EXPECT_EQ(error(Seconds(1)), "");
-  EXPECT_EQ(error(Seconds(-1)), "the cost of 'copy' has a time of -1 seconds");
+  EXPECT_EQ(error(Seconds(-1)), "the cost of 'download' has a time of -1 seconds");
   EXPECT_EQ(error({.latency = std::numeric_limits<double>::infinity()}),
-            "the cost of 'copy' has a time of inf seconds");
+            "the cost of 'download' has a time of inf seconds");
   EXPECT_EQ(error(Uses(kNetwork, 1)),
-            "the cost of 'copy' takes 1 of 'network', of which there is 0 a second");
+            "the cost of 'download' takes 1 of 'network', of which there is 0 a second");
   EXPECT_EQ(error(Uses(kPeers, 1)),
-            "the cost of 'copy' takes 1 of 'peers', of which there is nan a second");
+            "the cost of 'download' takes 1 of 'peers', of which there is nan a second");
   EXPECT_EQ(error(Uses(kCores, -1)),
-            "the cost of 'copy' takes -1 of 'cores', of which there is 1 a second");
+            "the cost of 'download' takes -1 of 'cores', of which there is 1 a second");
   EXPECT_EQ(error(Seconds(1), 3),
             "a simulation of 3 steps: the steady state needs at least 4, pass more");
 }
@@ -338,7 +337,7 @@ TEST(Simulate, EachLineHasTheNameOfItsStream) {
   for (int line = 0; line <= kCallerLine; ++line) EXPECT_NE(NameOfLine(line), "") << line;
 }
 
-TEST(Simulate, AFragmentWithoutInstructionsTakesNoTime) {
+TEST(Simulate, AListWithoutOperationsTakesNoTime) {
   EXPECT_EQ(Program(std::vector<Written>()).Run().seconds_per_step, 0);
 }
 

@@ -20,7 +20,7 @@ namespace {
 
 using enum Resource;
 
-// Costs by what instructions do, of a machine that is fast at some things and slow at others.
+// Costs by what operations do, of a machine that is fast at some things and slow at others.
 class RandomCosts : public Costs {
  public:
   explicit RandomCosts(Random& random, double faster = 1) : faster_(faster) {
@@ -35,29 +35,26 @@ class RandomCosts : public Costs {
   bool caller_computes() const override { return computes_; }
   bool caller_awaits_report() const override { return awaits_; }
 
-  Cost Of(const Instruction& instruction) const override {
+  Cost Of(const Op& op) const override {
     Cost cost;
-    const auto bytes = static_cast<double>(instruction.bytes);
+    const auto bytes = static_cast<double>(op.bytes);
     Amounts& amounts = cost.amounts;
     cost.caller_seconds = computes_ ? 0 : 1e-5 / faster_;
-    switch (instruction.code) {
+    switch (op.code()) {
       case Code::kKernels:
-        if (instruction.scope >= 0) amounts[kDevice] = 0.01 * (1 + instruction.scope % 3);
+        if (op.scope >= 0) amounts[kDevice] = 0.01 * (1 + op.scope % 3);
         break;
-      case Code::kAllGather:
-      case Code::kReduceScatter:
-      case Code::kAllReduce:
+      case Code::kRedistribute:
         amounts[kNetwork] = bytes;
         amounts[kDevice] = 1e-4;
         cost.latency = 1e-3 / faster_;
         break;
       case Code::kCopy:
-        amounts[instruction.stream == StreamId::kUpload ? kToDevice : kToHost] = bytes;
+        amounts[op.stream == StreamId::kUpload ? kToDevice : kToHost] = bytes;
         amounts[kHostMemory] = bytes;
         break;
-      case Code::kRead:
-      case Code::kWrite:
-        amounts[instruction.code == Code::kRead ? kDiskRead : kDiskWrite] = bytes;
+      case Code::kTransfer:
+        amounts[op.reads_file() ? kDiskRead : kDiskWrite] = bytes;
         amounts[kDisk] = bytes;
         cost.latency = 1e-4 / faster_;
         break;
@@ -85,20 +82,24 @@ double Alone(const Cost& cost, const Amounts& rates) {
   return alone;
 }
 
-// The plan's steps, with the instructions that each has issued.
+// The plan's steps, with the operations that each has issued.
 struct Lowered {
   explicit Lowered(const Plan& plan)
-      : first(Lower(plan, false)),
-        later(Lower(plan, true)),
+      : first(sharding::ListOf(plan, false)),
+        later(sharding::ListOf(plan, true)),
         both{&first, &later},
         cells(both, plan) {
-    for (Fragment* fragment : {&first, &later}) DeriveWaits(cells, *fragment);
+    for (OpList* list : {&first, &later}) DeriveWaits(cells, *list);
   }
-  const Instruction& Of(const SimulatedSpan& span) const {
-    return (span.step == 0 ? first : later).instructions[static_cast<size_t>(span.instruction)];
+  const OpList& ListOf(const SimulatedSpan& span) const { return span.step == 0 ? first : later; }
+  const Op& Of(const SimulatedSpan& span) const {
+    return ListOf(span).ops[static_cast<size_t>(span.op)];
   }
-  Fragment first, later;
-  const Fragment* both[2];
+  const Waits& WaitsOf(const SimulatedSpan& span) const {
+    return ListOf(span).waits[static_cast<size_t>(span.op)];
+  }
+  OpList first, later;
+  const OpList* both[2];
   Cells cells;
 };
 
@@ -118,7 +119,7 @@ class SimulatedModels : public ::testing::Test {
   }
 };
 
-TEST_F(SimulatedModels, TakeAtLeastTheirBoundsAndAtMostTheSumOfAllInstructions) {
+TEST_F(SimulatedModels, TakeAtLeastTheirBoundsAndAtMostTheSumOfAllOperations) {
   ForEach(100, [](const Plan& plan, uint64_t seed) {
     Random random(seed);
     const RandomCosts costs(random);
@@ -132,22 +133,23 @@ TEST_F(SimulatedModels, TakeAtLeastTheirBoundsAndAtMostTheSumOfAllInstructions) 
     double in_turns = 0;
     std::array<double, kLines> line_starts = {}, line_ends = {};
     std::vector<double>
-        ends;  // ends of instructions that run alone on the machine, by instruction of a step
+        ends;  // ends of operations that run alone on the machine, by operation of a step
     int step = -1;
     for (const SimulatedSpan& span : simulated->spans) {
-      const Instruction& instruction = lowered.Of(span);
-      const Cost cost = costs.Of(instruction);
+      const Op& op = lowered.Of(span);
+      const Cost cost = costs.Of(op);
       const double alone = Alone(cost, rates);
       in_turns += cost.caller_seconds + cost.latency + alone;
       for (int r = 0; r < kResources; ++r)
         all[static_cast<Resource>(r)] += cost.amounts[static_cast<Resource>(r)];
       EXPECT_GE(span.end - span.begin, cost.latency + alone - rounding);
       if (std::exchange(step, span.step) != span.step) ends.clear();
-      double begin = line_starts[instruction.starts];
-      for (int wait : instruction.waits) begin = std::max(begin, ends[static_cast<size_t>(wait)]);
-      const double end = std::max(begin + cost.latency, line_ends[instruction.ends]) + alone;
-      line_starts[instruction.starts] = instruction.starts == instruction.ends ? end : begin;
-      line_ends[instruction.ends] = end;
+      double begin = line_starts[op.starts];
+      for (int wait : lowered.WaitsOf(span).on)
+        begin = std::max(begin, ends[static_cast<size_t>(wait)]);
+      const double end = std::max(begin + cost.latency, line_ends[op.ends]) + alone;
+      line_starts[op.starts] = op.starts == op.ends ? end : begin;
+      line_ends[op.ends] = end;
       ends.push_back(end);
       EXPECT_LE(begin, span.begin + rounding);
       EXPECT_LE(end, longest);
@@ -239,11 +241,10 @@ Machine MachineOf(int ranks_per_host) {
   return machine;
 }
 
-// The cost of the first instruction of that role.
-Cost CostOf(const Plan& plan, const Costs& costs, OperationKind role) {
-  for (const Instruction& instruction : Lower(plan, plan.carries_updates).instructions)
-    if (instruction.role == role && (role != OperationKind::kMark || instruction.scope >= 0))
-      return costs.Of(instruction);
+// The cost of the first operation of that role.
+Cost CostOf(const Plan& plan, const Costs& costs, Role role) {
+  for (const Op& op : ListOf(plan, plan.carries_updates).ops)
+    if (op.role == role) return costs.Of(op);
   ADD_FAILURE() << "nothing has the role " << Name(role);
   return {};
 }
@@ -269,8 +270,7 @@ TEST_F(MachineCostsTest, CollectivesUseTheLinkWithinAHostAndTheNetworkBetweenThe
   for (const auto& [ranks_per_host, of_network] :
        {std::pair(1, kReceived), {2, kReceived / 2}, {4, 0.0}, {8, 0.0}}) {
     SCOPED_TRACE(ranks_per_host);
-    const Cost cost =
-        CostOf(plan, CostsOf(plan, MachineOf(ranks_per_host)), OperationKind::kGather);
+    const Cost cost = CostOf(plan, CostsOf(plan, MachineOf(ranks_per_host)), Role::kGather);
     EXPECT_EQ(cost.amounts[kNetwork], of_network);
     EXPECT_EQ(cost.amounts[kPeers], kReceived - of_network);
     EXPECT_EQ(cost.amounts[kDeviceMemory], 1024 * 2 + 4096 * 2) << "its slice and the whole";
@@ -286,10 +286,10 @@ TEST_F(MachineCostsTest, ReplicasOfAShardLieApart) {
   config.ebb.shard_group = 2;
   const Plan plan = PlanOf(model_, config, 4);
   const MachineCosts costs = CostsOf(plan, MachineOf(2));
-  EXPECT_EQ(CostOf(plan, costs, OperationKind::kGather).amounts[kNetwork], 0);
-  EXPECT_GT(CostOf(plan, costs, OperationKind::kGather).amounts[kPeers], 0);
-  EXPECT_GT(CostOf(plan, costs, OperationKind::kAllReduce).amounts[kNetwork], 0);
-  EXPECT_EQ(CostOf(plan, costs, OperationKind::kAllReduce).amounts[kPeers], 0);
+  EXPECT_EQ(CostOf(plan, costs, Role::kGather).amounts[kNetwork], 0);
+  EXPECT_GT(CostOf(plan, costs, Role::kGather).amounts[kPeers], 0);
+  EXPECT_GT(CostOf(plan, costs, Role::kAllReduce).amounts[kNetwork], 0);
+  EXPECT_EQ(CostOf(plan, costs, Role::kAllReduce).amounts[kPeers], 0);
 }
 
 TEST_F(MachineCostsTest, UpdatesReadAndWriteTheirArrays) {
@@ -301,17 +301,17 @@ TEST_F(MachineCostsTest, UpdatesReadAndWriteTheirArrays) {
     return kElements * (static_cast<double>(SizeOf(plan.decisions.shard_dtype(0))) + 3 * 8 + 2);
   };
   const Plan on_device = PlanOf(model_, config, 4);
-  EXPECT_EQ(CostOf(on_device, CostsOf(on_device, MachineOf(4)), OperationKind::kUpdate)
-                .amounts[kDeviceMemory],
-            bytes(on_device));
+  EXPECT_EQ(
+      CostOf(on_device, CostsOf(on_device, MachineOf(4)), Role::kUpdate).amounts[kDeviceMemory],
+      bytes(on_device));
   config.zero.offload_optimizer.device = Tier::kCpu;
   const Plan on_host = PlanOf(model_, config, 4);
   const MachineCosts costs = CostsOf(on_host, MachineOf(4));
-  const Cost update = CostOf(on_host, costs, OperationKind::kUpdate);
+  const Cost update = CostOf(on_host, costs, Role::kUpdate);
   EXPECT_EQ(update.amounts[kDeviceMemory], 0);
   EXPECT_EQ(update.amounts[kHostMemory], bytes(on_host));
   EXPECT_EQ(update.amounts[kCores], bytes(on_host) / 100);
-  const Cost upload = CostOf(on_host, costs, OperationKind::kUpload);
+  const Cost upload = CostOf(on_host, costs, Role::kUpload);
   EXPECT_EQ(upload.amounts[kToDevice], kElements * 2) << "the parameter";
   EXPECT_EQ(upload.amounts[kToHost], 0);
   EXPECT_EQ(upload.amounts[kHostMemory], kElements * 2);
@@ -327,8 +327,7 @@ TEST_F(MachineCostsTest, UpdatesAndSumsMoveBytesAtTheirOwnRates) {
   machine.update_bytes = 2 * machine.core_bytes;
   machine.sum_bytes = 4 * machine.core_bytes;
   const MachineCosts costs = CostsOf(plan, machine);
-  for (const auto& [role, times] :
-       {std::pair(OperationKind::kUpdate, 2), std::pair(OperationKind::kNorm, 4)}) {
+  for (const auto& [role, times] : {std::pair(Role::kUpdate, 2), std::pair(Role::kNorm, 4)}) {
     const Cost copied = CostOf(plan, as_copies, role), own = CostOf(plan, costs, role);
     EXPECT_GT(own.amounts[kCores], 0);
     EXPECT_EQ(own.amounts[kCores], copied.amounts[kCores] / times);
@@ -338,7 +337,7 @@ TEST_F(MachineCostsTest, UpdatesAndSumsMoveBytesAtTheirOwnRates) {
 
 TEST_F(MachineCostsTest, ARankAloneMovesNothingInCollectives) {
   const Plan plan = PlanOf(model_, ConfigOf(3), 1);
-  const Cost cost = CostOf(plan, CostsOf(plan, MachineOf(1)), OperationKind::kReduce);
+  const Cost cost = CostOf(plan, CostsOf(plan, MachineOf(1)), Role::kReduce);
   EXPECT_EQ(cost.latency, 0);
   EXPECT_EQ(cost.amounts[kDeviceMemory], 0);
   EXPECT_EQ(cost.amounts[kPeers], 0);
@@ -349,8 +348,7 @@ TEST_F(MachineCostsTest, TransfersWithFilesUseTheDisk) {
   config.zero.offload_optimizer.device = Tier::kNvme;
   const Plan plan = PlanOf(model_, config, 4);
   const MachineCosts costs = CostsOf(plan, MachineOf(4));
-  const Cost read = CostOf(plan, costs, OperationKind::kRead),
-             write = CostOf(plan, costs, OperationKind::kWrite);
+  const Cost read = CostOf(plan, costs, Role::kRead), write = CostOf(plan, costs, Role::kWrite);
   EXPECT_GT(read.amounts[kDiskRead], 0);
   EXPECT_EQ(read.amounts[kDiskWrite], 0);
   EXPECT_EQ(read.amounts[kDisk], read.amounts[kDiskRead]);
@@ -368,8 +366,8 @@ TEST_F(MachineCostsTest, OnTheCpuAllIsTheHosts) {
   machine.device_is_host = true;
   const MachineCosts costs = CostsOf(plan, machine);
   EXPECT_TRUE(costs.caller_computes());
-  const Cost kernels = CostOf(plan, costs, OperationKind::kMark),
-             gather = CostOf(plan, costs, OperationKind::kGather);
+  const Cost kernels = CostOf(plan, costs, Role::kScopes),
+             gather = CostOf(plan, costs, Role::kGather);
   EXPECT_EQ(kernels.amounts[kCores], 2 * 4) << "forward, on all cores";
   EXPECT_EQ(kernels.amounts[kDevice], 0);
   EXPECT_EQ(kernels.caller_seconds, 0.125) << "and its own time is that of the kernels";
@@ -378,11 +376,10 @@ TEST_F(MachineCostsTest, OnTheCpuAllIsTheHosts) {
   EXPECT_EQ(gather.amounts[kHostMemory], 2 * kWhole) << "read there and written here";
   EXPECT_EQ(gather.amounts[kCores], 2 * kWhole / 100);
   const Plan replicated = PlanOf(model_, ConfigOf(1), 4);
-  EXPECT_EQ(CostOf(replicated, CostsOf(replicated, machine), OperationKind::kRefresh)
-                .amounts[kHostMemory],
+  EXPECT_EQ(CostOf(replicated, CostsOf(replicated, machine), Role::kRefresh).amounts[kHostMemory],
             2 * kWhole * 3 / 4)
       << "the rank's own part is in its place";
-  const Cost on_gpu = CostOf(plan, CostsOf(plan, MachineOf(4)), OperationKind::kMark);
+  const Cost on_gpu = CostOf(plan, CostsOf(plan, MachineOf(4)), Role::kScopes);
   EXPECT_EQ(on_gpu.amounts[kDevice], 2);
   EXPECT_EQ(on_gpu.caller_seconds, 0.125 + 1);
 }

@@ -1,4 +1,4 @@
-// Where the elements of a rank's slice live, and the instructions that move them: of random plans,
+// Where the elements of a rank's slice live, and the operations that move them: of random plans,
 // against the layout itself.
 #include "ebb/sharding/state_pieces.h"
 
@@ -145,9 +145,9 @@ TEST(StatePieces, StagedDataPassesInWholeBlocks) {
       for (const StateRun& run : RunsOf(plan, shard, {asked.array, cuts[i - 1], cuts[i]})) {
         for (const bool reaches_device : {true, false}) {
           const StagedRun found(run, kStaging, reaches_device);
-          const Fragment read = LowerStateRead(found), write = LowerStateWrite(found);
-          ASSERT_EQ(read.instructions.size(), write.instructions.size());
-          ASSERT_EQ(read.instructions.empty(), !found.is_staged());
+          const OpList read = LowerStateRead(found), write = LowerStateWrite(found);
+          ASSERT_EQ(read.ops.size(), write.ops.size());
+          ASSERT_EQ(read.ops.empty(), !found.is_staged());
           EXPECT_TRUE(read.of_state && write.of_state);
           size_t next = 0;
           for (size_t part = 0; part < 2; ++part) {
@@ -161,10 +161,10 @@ TEST(StatePieces, StagedDataPassesInWholeBlocks) {
               continue;
             }
             ++staged;
-            const Instruction &reads = read.instructions[next], &writes = write.instructions[next];
+            const Op &reads = read.ops[next], &writes = write.ops[next];
             ++next;
-            EXPECT_EQ(reads.code, in_file ? Code::kRead : Code::kCopy);
-            EXPECT_EQ(writes.code, in_file ? Code::kWrite : Code::kCopy);
+            EXPECT_EQ(reads.role, in_file ? Role::kRead : Role::kDownload);
+            EXPECT_EQ(writes.role, in_file ? Role::kWrite : Role::kUpload);
             ASSERT_EQ(reads.operands.size(), 2u);
             const Operand &from = reads.operands[0], &to = reads.operands[1];
             EXPECT_EQ(from.access, Access::kRead);
@@ -191,8 +191,7 @@ TEST(StatePieces, StagedDataPassesInWholeBlocks) {
           }
           // The halves of split masters do not share staging.
           if (found.staged[0] && found.staged[1]) {
-            const Operand &first = read.instructions[0].operands[1],
-                          &second = read.instructions[1].operands[1];
+            const Operand &first = read.ops[0].operands[1], &second = read.ops[1].operands[1];
             EXPECT_LE(first.place.offset + first.bytes(), second.place.offset);
           }
           // For a write, exactly the blocks that it covers in part.
@@ -206,10 +205,10 @@ TEST(StatePieces, StagedDataPassesInWholeBlocks) {
               if (block * kSwapAlignment < begin || (block + 1) * kSwapAlignment > end) ++partial;
             }
           }
-          for (const Instruction& instruction : LowerStateEdges(found).instructions) {
-            EXPECT_EQ(instruction.code, Code::kRead);
-            for (size_t k = 0; k < instruction.operands.size(); k += 2) {
-              const Operand &from = instruction.operands[k], &to = instruction.operands[k + 1];
+          for (const Op& op : LowerStateEdges(found).ops) {
+            EXPECT_EQ(op.role, Role::kRead);
+            for (size_t k = 0; k < op.operands.size(); k += 2) {
+              const Operand &from = op.operands[k], &to = op.operands[k + 1];
               EXPECT_EQ(from.bytes(), kSwapAlignment);
               ++read_before;
               const size_t part = run.is_split() && from.place.pool != run.stored[0].place.pool;
@@ -233,8 +232,8 @@ TEST(StatePieces, StagedDataPassesInWholeBlocks) {
 TEST(StatePieces, TheLongestRunFitsItsSlot) {
   constexpr int64_t kInBlock = kSwapAlignment - 4;
   const auto fits = [](const StateRun& run) {
-    const Fragment read = LowerStateRead(StagedRun(run, kStaging, true));
-    const Operand& last = read.instructions.back().operands[1];
+    const OpList read = LowerStateRead(StagedRun(run, kStaging, true));
+    const Operand& last = read.ops.back().operands[1];
     return last.place.offset + last.bytes() <= kStaging.offset + kStateStagingBytes;
   };
   const auto at = [](StateClass pool, DType dtype) {
@@ -258,17 +257,17 @@ TEST(StatePieces, SpreadsGoFromSlicesToWholeUnits) {
     const Decisions& d = plan.decisions;
     for (int unit = 0; unit < static_cast<int>(plan.layout.units.size()); ++unit) {
       const int64_t shard = SectionOf(plan, unit, true).shard;
-      const Fragment spread =
+      const OpList spread =
           LowerSpread(plan, unit, {.masters = true, .parameters = true, .states = true});
       int64_t arrays = 0;
-      for (const Instruction& instruction : spread.instructions) {
+      for (const Op& op : spread.ops) {
         ++gathers;
-        EXPECT_EQ(instruction.code, Code::kAllGather);
-        EXPECT_EQ(instruction.parts.front().unit, unit);
-        for (size_t k = 0; k < instruction.operands.size(); k += 2) {
+        EXPECT_EQ(op.role, Role::kRefresh);
+        EXPECT_EQ(op.parts.front().unit, unit);
+        for (size_t k = 0; k < op.operands.size(); k += 2) {
           ++arrays;
-          const Operand &slice = instruction.operands[k], &whole = instruction.operands[k + 1];
-          EXPECT_EQ(slice.dtype, instruction.operands[0].dtype);
+          const Operand &slice = op.operands[k], &whole = op.operands[k + 1];
+          EXPECT_EQ(slice.dtype, op.operands[0].dtype);
           EXPECT_EQ(slice.place.offset, whole.place.offset);
           EXPECT_EQ(slice.place.per_slice, slice.bytes());
           EXPECT_EQ(whole.bytes(), d.shards * slice.bytes());
@@ -279,7 +278,7 @@ TEST(StatePieces, SpreadsGoFromSlicesToWholeUnits) {
       const int64_t of_states =
           d.stage == 0 && shard > 0 ? (d.master_size(unit) > 0) + d.optimizer_states : 0;
       EXPECT_EQ(arrays, of_states + (kept ? sections : 0));
-      EXPECT_TRUE(LowerSpread(plan, unit, {}).instructions.empty());
+      EXPECT_TRUE(LowerSpread(plan, unit, {}).ops.empty());
     }
   }
   EXPECT_GT(gathers, 0);

@@ -68,16 +68,16 @@ Rows Formula(const Plan& plan, bool carrying) {
   const Decisions& d = plan.decisions;
   const int64_t size = SizeOf(d.compute);
   std::vector<int> gathers(plan.layout.units.size()), contributions(plan.layout.units.size());
-  const auto add_uses = [&](std::span<const Operation> operations, int times) {
-    for (const Operation& operation : operations) {
+  const auto add_uses = [&](std::span<const Op> operations, int times) {
+    for (const Op& operation : operations) {
       for (const Part& part : operation.parts) {
         const auto unit = static_cast<size_t>(part.unit);
-        if (operation.kind == OperationKind::kGather) gathers[unit] += times;
-        if (operation.kind == OperationKind::kReduce) contributions[unit] += times;
+        if (operation.role == Role::kGather) gathers[unit] += times;
+        if (operation.role == Role::kReduce) contributions[unit] += times;
       }
     }
   };
-  add_uses(plan.operations, 1);
+  add_uses(plan.ops, 1);
   add_uses(plan.MiddleRound(), plan.step_rounds - d.rounds);
   for (size_t u = 0; u < plan.layout.units.size(); ++u) {
     const int number = static_cast<int>(u);
@@ -114,8 +114,8 @@ Rows Formula(const Plan& plan, bool carrying) {
     }
   }
   // Gathers that take copies of masters, which are read for the update.
-  for (const Operation& operation : plan.operations) {
-    if (operation.kind != OperationKind::kCastMasters) continue;
+  for (const Op& operation : plan.ops) {
+    if (operation.role != Role::kCastMasters) continue;
     for (const UpdateDetail& of : operation.updates) {
       const SubGroup& group = plan.table.sub_groups[static_cast<size_t>(of.sub_group)];
       table[{kParameter, Tier::kNvme, kUp}] -= SwapAligned(group.count() * size);
@@ -126,9 +126,8 @@ Rows Formula(const Plan& plan, bool carrying) {
     const int slots = plan.table.Find(Purpose::kParameterSlot);
     const int64_t first = plan.table.PlaceOf(slots).offset,
                   bytes = slots < 0 ? 0 : plan.table[slots].turns * plan.table[slots].turn_bytes;
-    for (const Operation& operation : plan.operations) {
-      if (operation.kind != OperationKind::kWrite || operation.condition != Condition::kAlways)
-        continue;
+    for (const Op& operation : plan.ops) {
+      if (operation.role != Role::kWrite || operation.when != When::kAlways) continue;
       for (const Move move : operation.moves()) {
         const int64_t at = move.from.offset - first;
         if (move.state == kParameter && at >= 0 && at < bytes)

@@ -43,8 +43,8 @@ class EnginePrograms {
     walk_ = Add(std::move(cutting[2]));
     drain_ = Add(std::move(cutting[3]));
     for (size_t i = 0; i < 2; ++i) steps_[{decisions_.rounds, i == 1}] = Add(std::move(cutting[i]));
-    std::vector<const Fragment*> all;
-    for (const Fragment& fragment : fragments_) all.push_back(&fragment);
+    std::vector<const OpList*> all;
+    for (const OpList& list : lists_) all.push_back(&list);
     cells_.emplace(all, plans_.front());
     for (const int rounds : {1, 2, 3}) {
       for (const bool holds : {false, true}) {
@@ -52,18 +52,16 @@ class EnginePrograms {
           steps_[{rounds, holds}] = Add(*PlanStep(inputs, rounds, holds));
       }
     }
-    read_ = static_cast<int>(std::ssize(fragments_));
-    fragments_.push_back(LowerAsyncRead(plans_.front(), slice, /*has_second_places=*/false));
-    for (Fragment& fragment : fragments_) {
-      DeriveWaits(*cells_, fragment);
-      pointers_.push_back(&fragment);
+    read_ = static_cast<int>(std::ssize(lists_));
+    lists_.push_back(LowerAsyncRead(plans_.front(), slice, /*has_second_places=*/false));
+    for (OpList& list : lists_) {
+      DeriveWaits(*cells_, list);
+      pointers_.push_back(&list);
     }
   }
 
-  std::span<const Fragment* const> fragments() const { return pointers_; }
-  const Fragment& operator[](int fragment) const {
-    return *pointers_[static_cast<size_t>(fragment)];
-  }
+  std::span<const OpList* const> lists() const { return pointers_; }
+  const OpList& operator[](int list) const { return *pointers_[static_cast<size_t>(list)]; }
   const Decisions& decisions() const { return decisions_; }
   bool carries() const { return carries_; }
   const Cells& cells() const { return *cells_; }
@@ -79,14 +77,14 @@ class EnginePrograms {
  private:
   int Add(Plan plan) {
     const Plan& kept = plans_.emplace_back(std::move(plan));
-    for (const bool carrying : {false, true}) fragments_.push_back(Lower(kept, carrying));
-    return static_cast<int>(fragments_.size()) - 2;
+    for (const bool carrying : {false, true}) lists_.push_back(ListOf(kept, carrying));
+    return static_cast<int>(lists_.size()) - 2;
   }
 
   int own_rounds_ = 1;
   std::deque<Plan> plans_;
-  std::deque<Fragment> fragments_;
-  std::vector<const Fragment*> pointers_;
+  std::deque<OpList> lists_;
+  std::vector<const OpList*> pointers_;
   std::map<std::pair<int, bool>, int> steps_;  // by planned rounds, and whether it holds
   int walk_ = 0, drain_ = 0, read_ = 0;
   bool carries_ = false;
@@ -126,9 +124,9 @@ class RandomTrainer {
                drops = (holds || programs_.decisions().timing != UpdateTiming::kEarly) &&
                        random_.OneIn(4);
     if (!programs_.carries()) Drain();
-    fragment_ = programs_.Step(rounds, holds) + (carries_ ? 1 : 0);
-    const auto moments = [this]() -> const std::vector<FragmentMoment>& {
-      return programs_[fragment_].moments;
+    list_ = programs_.Step(rounds, holds) + (carries_ ? 1 : 0);
+    const auto moments = [this]() -> const std::vector<Moment>& {
+      return programs_[list_].moments;
     };
     const size_t planned = static_cast<size_t>(std::min(rounds, kPlannedRounds)),
                  of_round = (moments().size() - 2) / planned;
@@ -149,9 +147,7 @@ class RandomTrainer {
     carries_ = programs_.carries();
     parity_ = 1 - parity_;
   }
-  void Issue(const FragmentMoment& moment) {
-    check_.Run(fragment_, moment.begin, moment.end, parity_);
-  }
+  void Issue(const Moment& moment) { check_.Run(list_, moment.begin, moment.end, parity_); }
 
   // The step's parity is free again.
   void Drop(int issued) {
@@ -160,25 +156,25 @@ class RandomTrainer {
   }
   void IssueCarriedLeft(int issued) {
     if (!std::exchange(carries_, false)) return;
-    RunBehindFences(FindCarried(programs_[fragment_], issued));
+    RunBehindFences(FindCarried(programs_[list_], issued));
   }
-  void RunBehindFences(const std::vector<int>& instructions) {
-    for (const int index : instructions) {
+  void RunBehindFences(const std::vector<int>& ops) {
+    for (const int index : ops) {
       check_.Fence();
-      check_.Run(fragment_, index, index + 1, parity_);
+      check_.Run(list_, index, index + 1, parity_);
     }
   }
   // Runs the carried updates of the last step, with the other parity.
   void Drain() {
     if (!std::exchange(carries_, false)) return;
-    const int size = static_cast<int>(programs_[programs_.drain()].instructions.size());
+    const int size = static_cast<int>(programs_[programs_.drain()].ops.size());
     check_.Run(programs_.drain(), 0, size, parity_);
   }
 
   void ReadAsync() {
     check_.WaitForReads();
     Drain();
-    const int size = static_cast<int>(programs_[programs_.read()].instructions.size());
+    const int size = static_cast<int>(programs_[programs_.read()].ops.size());
     check_.Run(programs_.read(), 0, size, /*parity=*/0);
   }
 
@@ -190,11 +186,11 @@ class RandomTrainer {
     Walk();
   }
   void Walk() {
-    const std::vector<FragmentMoment>& moments = programs_[programs_.walk()].moments;
+    const std::vector<Moment>& moments = programs_[programs_.walk()].moments;
     for (size_t m = 0; m < moments.size(); ++m) {
       check_.Run(programs_.walk(), moments[m].begin, moments[m].end, /*parity=*/0);
       if (m + 2 < moments.size() && random_.OneIn(kSome)) {
-        const FragmentMoment& finish = moments.back();
+        const Moment& finish = moments.back();
         check_.Run(programs_.walk(), finish.begin, finish.end, /*parity=*/0);
         return check_.EndEarly();
       }
@@ -202,11 +198,11 @@ class RandomTrainer {
   }
   void EvaluateAtSeam(int issued) {
     IssueCarriedLeft(issued);
-    fragment_ -= fragment_ % 2;  // the rest of it without them
+    list_ -= list_ % 2;  // the rest of it without them
     check_.WaitForSteps();
     Walk();
     check_.WaitForSteps();
-    RunBehindFences(FindToBringAgain(programs_.cells(), programs_[fragment_], issued));
+    RunBehindFences(FindToBringAgain(programs_.cells(), programs_[list_], issued));
     check_.Fence();
   }
   // A scope that is not in the order: its unit is gathered, and at its close the earlier unit is
@@ -218,9 +214,10 @@ class RandomTrainer {
   }
   void ShowSomeUnit() {
     std::vector<int> gathers;
-    const std::vector<Instruction>& all = programs_[programs_.walk()].instructions;
+    const std::vector<Op>& all = programs_[programs_.walk()].ops;
     for (int index = 0; index < std::ssize(all); ++index)
-      if (all[static_cast<size_t>(index)].code == Code::kAllGather) gathers.push_back(index);
+      if (FactsOf(all[static_cast<size_t>(index)].role).from == Spread::kSlice)
+        gathers.push_back(index);
     check_.Fence();
     if (gathers.empty()) return;
     const auto chosen = static_cast<size_t>(random_.Between(0, std::ssize(gathers) - 1));
@@ -232,8 +229,8 @@ class RandomTrainer {
   Random random_;
   OrderCheck& check_;
   const bool saves_;
-  int fragment_ = 0;  // that the step runs
-  int parity_ = 0;    // of the next step
+  int list_ = 0;    // that the step runs
+  int parity_ = 0;  // of the next step
   bool carries_ = false;
 };
 
@@ -250,8 +247,8 @@ TEST(DerivedWaits, AreEnoughOverAnySequenceOfCalls) {
     SCOPED_TRACE(random_case.description());
     for (const int rank : {0, random_case.world - 1}) {
       const EnginePrograms programs(random_case, rank % random_case.shards());
-      const RankTouches touches(programs.fragments(), programs.decisions(), rank);
-      OrderCheck check(programs.fragments(), programs.cells(), touches);
+      const RankTouches touches(programs.lists(), programs.decisions(), rank);
+      OrderCheck check(programs.lists(), programs.cells(), touches);
       RandomTrainer(programs, random_case.seed, check, /*saves=*/true).Run(2 * kCalls);
       ASSERT_EQ(check.complaint(), "");
     }
@@ -262,12 +259,12 @@ TEST(DerivedWaits, AreEnoughOverAnySequenceOfCalls) {
 struct Runs {
   explicit Runs(const RandomCase& of) : random_case(of), programs(of) {
     for (int rank = 0; rank < of.shards(); ++rank)
-      touches.emplace_back(programs.fragments(), programs.decisions(), rank);
+      touches.emplace_back(programs.lists(), programs.decisions(), rank);
   }
   Runs(const Runs&) = delete;
 
   OrderCheck Run(size_t slice, std::optional<TakenWait> without = std::nullopt) const {
-    OrderCheck check(programs.fragments(), programs.cells(), touches[slice], without);
+    OrderCheck check(programs.lists(), programs.cells(), touches[slice], without);
     RandomTrainer(programs, random_case.seed, check, /*saves=*/false).Run(kCalls);
     return check;
   }
@@ -285,7 +282,7 @@ TEST(DerivedWaits, NineteenOfTwentyAreMissedOnTheFirstOrTheLastRank) {
   struct Count {
     int taken = 0, missed = 0, missed_in_between = 0;
   };
-  std::array<Count, 2> counts;  // within a fragment, through the frontier
+  std::array<Count, 2> counts;  // within a list, through the frontier
   for (int number = 1; number <= Cases(120); ++number) {
     const RandomCase random_case = CaseOf(number);
     SCOPED_TRACE(random_case.description());
@@ -312,7 +309,7 @@ TEST(DerivedWaits, NineteenOfTwentyAreMissedOnTheFirstOrTheLastRank) {
       }
     }
   }
-  const char* const kKinds[] = {"within a fragment", "through the frontier"};
+  const char* const kKinds[] = {"within a list", "through the frontier"};
   for (size_t kind : {0, 1}) {
     const Count& count = counts[kind];
     std::printf(
@@ -332,12 +329,12 @@ TEST(DerivedWaits, AllOfTheExchangeAreMissed) {
     const RandomCase random_case = CaseOf(number);
     SCOPED_TRACE(random_case.description());
     const Runs runs(random_case);
-    std::vector<OperationKind> roles;
-    for (const Fragment* fragment : runs.programs.fragments())
-      for (const Instruction& each : fragment->instructions) roles.push_back(each.role);
-    const auto is_of_exchange = [&](int instruction) {
-      using enum OperationKind;
-      const OperationKind role = roles[static_cast<size_t>(instruction)];
+    std::vector<Role> roles;
+    for (const OpList* list : runs.programs.lists())
+      for (const Op& each : list->ops) roles.push_back(each.role);
+    const auto is_of_exchange = [&](int op) {
+      using enum Role;
+      const Role role = roles[static_cast<size_t>(op)];
       return role == kSeal || role == kExchange || role == kConclude || role == kCopyControl ||
              role == kSealNorms || role == kExchangeNorms || role == kConcludeNorms;
     };

@@ -1,4 +1,4 @@
-// Waits that are derived from what instructions touch. plan_test checks that the waits are enough.
+// Waits that are derived from what operations touch. plan_test checks that the waits are enough.
 // Here none is too many: whichever is taken away, the replay misses it.
 #include "ebb/sharding/waits.h"
 
@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <memory>
 #include <set>
 #include <utility>
 #include <vector>
@@ -17,7 +18,7 @@
 namespace ebb::sharding::waits_test {
 namespace {
 
-// Instructions by hand.
+// Operations by hand.
 
 struct Written {
   StreamId stream{};
@@ -39,94 +40,91 @@ Operand Control(Access access, int64_t cell) {
 
 constexpr int kUnits = 2, kSlices = 4, kSecondarySlices = 2;
 
-Fragment FragmentOf(std::initializer_list<Written> instructions,
-                    std::vector<int> round_begins = {}) {
-  Fragment fragment;
-  fragment.round_begins = std::move(round_begins);
-  for (const Written& each : instructions) {
-    Instruction instruction{.code = Code::kCopy,
-                            .role = OperationKind::kUpload,
-                            .stream = each.stream,
-                            .starts = LineOf(each.stream),
-                            .ends = EndOf(each.stream),
-                            .carried = each.carried};
+OpList ListWith(std::initializer_list<Written> ops, std::vector<int> round_begins = {}) {
+  OpList list{.round_begins = std::move(round_begins)};
+  const auto memory = std::make_shared<OpMemory>();
+  list.memory = memory;
+  for (const Written& each : ops) {
+    Op op{.role = Role::kUpload,
+          .stream = each.stream,
+          .starts = LineOf(each.stream),
+          .ends = EndOf(each.stream),
+          .when = each.carried ? When::kCarrying : When::kAlways,
+          .operands = memory->operands.Keep(each.operands)};
     for (const Operand& operand : each.operands) {
-      instruction.by_parity |= operand.place.pool == StateClass::kControl &&
-                               ControlCells(kUnits).by_parity(operand.place.offset);
+      op.by_parity |= operand.place.pool == StateClass::kControl &&
+                      ControlCells(kUnits).by_parity(operand.place.offset);
     }
-    instruction.operands = fragment.lists->operands.Keep(each.operands);
-    fragment.instructions.push_back(instruction);
+    list.ops.push_back(op);
   }
-  const Fragment* const only[] = {&fragment};
-  DeriveWaits(Cells(only, kUnits, kSlices, kSecondarySlices), fragment);
-  return fragment;
+  const OpList* const only[] = {&list};
+  DeriveWaits(Cells(only, kUnits, kSlices, kSecondarySlices), list);
+  return list;
 }
 
-std::vector<int> WaitsOf(const Fragment& fragment, size_t instruction) {
-  const std::span<const int> waits = fragment.instructions[instruction].waits;
+std::vector<int> WaitsOf(const OpList& list, size_t op) {
+  const std::span<const int> waits = list.waits[op].on;
   return {waits.begin(), waits.end()};
 }
 
-using Waits = std::vector<int>;
+using Numbers = std::vector<int>;
 
-TEST(DeriveWaits, InstructionsInConflictAreOrdered) {
-  const Fragment fragment = FragmentOf({{StreamId::kUpload, {OnDevice(Access::kWrite, 0, 64)}},
-                                        {StreamId::kGather, {OnDevice(Access::kRead, 32, 64)}},
-                                        {StreamId::kReduce, {OnDevice(Access::kRead, 64, 64)}},
-                                        {StreamId::kCompute, {OnDevice(Access::kRead, 0, 16)}},
-                                        {StreamId::kUpdate, {OnDevice(Access::kWrite, 48, 32)}}});
-  EXPECT_EQ(WaitsOf(fragment, 1), Waits{0});
-  EXPECT_EQ(WaitsOf(fragment, 2), Waits{});
-  EXPECT_EQ(WaitsOf(fragment, 3), Waits{0});
-  EXPECT_EQ(WaitsOf(fragment, 4), (Waits{2, 1})) << "the first comes before the second";
+TEST(DeriveWaits, OperationsInConflictAreOrdered) {
+  const OpList list = ListWith({{StreamId::kUpload, {OnDevice(Access::kWrite, 0, 64)}},
+                                {StreamId::kGather, {OnDevice(Access::kRead, 32, 64)}},
+                                {StreamId::kReduce, {OnDevice(Access::kRead, 64, 64)}},
+                                {StreamId::kCompute, {OnDevice(Access::kRead, 0, 16)}},
+                                {StreamId::kUpdate, {OnDevice(Access::kWrite, 48, 32)}}});
+  EXPECT_EQ(WaitsOf(list, 1), Numbers{0});
+  EXPECT_EQ(WaitsOf(list, 2), Numbers{});
+  EXPECT_EQ(WaitsOf(list, 3), Numbers{0});
+  EXPECT_EQ(WaitsOf(list, 4), (Numbers{2, 1})) << "the first comes before the second";
 }
 
 TEST(DeriveWaits, ATransferWaitsForTheOneBeforeItWhereBothUseTheMemory) {
-  const Fragment fragment = FragmentOf({{StreamId::kReadStates, {OnDevice(Access::kWrite, 0, 64)}},
-                                        {StreamId::kReadStates, {OnDevice(Access::kWrite, 64, 64)}},
-                                        {StreamId::kReadStates, {OnDevice(Access::kWrite, 0, 64)}},
-                                        {StreamId::kUpdate, {OnDevice(Access::kRead, 0, 128)}}});
-  EXPECT_EQ(WaitsOf(fragment, 1), Waits{});
-  EXPECT_EQ(WaitsOf(fragment, 2), Waits{0});
-  EXPECT_EQ(WaitsOf(fragment, 3), Waits{2}) << "the second ends before the third";
+  const OpList list = ListWith({{StreamId::kReadStates, {OnDevice(Access::kWrite, 0, 64)}},
+                                {StreamId::kReadStates, {OnDevice(Access::kWrite, 64, 64)}},
+                                {StreamId::kReadStates, {OnDevice(Access::kWrite, 0, 64)}},
+                                {StreamId::kUpdate, {OnDevice(Access::kRead, 0, 128)}}});
+  EXPECT_EQ(WaitsOf(list, 1), Numbers{});
+  EXPECT_EQ(WaitsOf(list, 2), Numbers{0});
+  EXPECT_EQ(WaitsOf(list, 3), Numbers{2}) << "the second ends before the third";
 }
 
 // Ranks lie at different places of one section; parts of a slice stay apart on all of them.
 TEST(DeriveWaits, SlicesCountAsThoseOfAllRanks) {
-  const Fragment fragment =
-      FragmentOf({{StreamId::kUpload, {OnDevice(Access::kWrite, 0, 32, 64)}},
-                  {StreamId::kDownload, {OnDevice(Access::kRead, 32, 32, 64)}},
-                  {StreamId::kUpdate, {OnDevice(Access::kRead, 0, 16, 64)}},
-                  {StreamId::kCompute, {OnDevice(Access::kRead, 192, 16)}},
-                  {StreamId::kGather, {OnDevice(Access::kWrite, 0, 64 * kSlices)}}});
-  EXPECT_EQ(WaitsOf(fragment, 1), Waits{}) << "another part of the slice";
-  EXPECT_EQ(WaitsOf(fragment, 2), Waits{0});
-  EXPECT_EQ(WaitsOf(fragment, 3), Waits{0}) << "the last rank's";
-  EXPECT_EQ(WaitsOf(fragment, 4), (Waits{3, 2, 1}));
+  const OpList list = ListWith({{StreamId::kUpload, {OnDevice(Access::kWrite, 0, 32, 64)}},
+                                {StreamId::kDownload, {OnDevice(Access::kRead, 32, 32, 64)}},
+                                {StreamId::kUpdate, {OnDevice(Access::kRead, 0, 16, 64)}},
+                                {StreamId::kCompute, {OnDevice(Access::kRead, 192, 16)}},
+                                {StreamId::kGather, {OnDevice(Access::kWrite, 0, 64 * kSlices)}}});
+  EXPECT_EQ(WaitsOf(list, 1), Numbers{}) << "another part of the slice";
+  EXPECT_EQ(WaitsOf(list, 2), Numbers{0});
+  EXPECT_EQ(WaitsOf(list, 3), Numbers{0}) << "the last rank's";
+  EXPECT_EQ(WaitsOf(list, 4), (Numbers{3, 2, 1}));
 }
 
 // Two ranks cut a secondary copy, so that it ends behind the second part.
 TEST(DeriveWaits, PartsOfASecondaryCopyCountAsThoseOfItsRanks) {
   Operand part = OnDevice(Access::kRead, 0, 64, 64);
   part.place.of_secondary = true;
-  const Fragment fragment = FragmentOf({{StreamId::kGather, {part}},
-                                        {StreamId::kUpload, {OnDevice(Access::kWrite, 64, 64)}},
-                                        {StreamId::kReduce, {OnDevice(Access::kWrite, 128, 64)}}});
-  EXPECT_EQ(WaitsOf(fragment, 1), Waits{0}) << "the second rank's";
-  EXPECT_EQ(WaitsOf(fragment, 2), Waits{});
+  const OpList list = ListWith({{StreamId::kGather, {part}},
+                                {StreamId::kUpload, {OnDevice(Access::kWrite, 64, 64)}},
+                                {StreamId::kReduce, {OnDevice(Access::kWrite, 128, 64)}}});
+  EXPECT_EQ(WaitsOf(list, 1), Numbers{0}) << "the second rank's";
+  EXPECT_EQ(WaitsOf(list, 2), Numbers{});
 }
 
 TEST(DeriveWaits, SectionsThatShareMemoryConflictWhole) {
-  const Fragment fragment =
-      FragmentOf({{StreamId::kUpload, {OnDevice(Access::kWrite, 0, 32, 64)}},
-                  {StreamId::kDownload, {OnDevice(Access::kWrite, 48, 16, 128)}}});
-  EXPECT_EQ(WaitsOf(fragment, 1), Waits{0});
+  const OpList list = ListWith({{StreamId::kUpload, {OnDevice(Access::kWrite, 0, 32, 64)}},
+                                {StreamId::kDownload, {OnDevice(Access::kWrite, 48, 16, 128)}}});
+  EXPECT_EQ(WaitsOf(list, 1), Numbers{0});
 }
 
-// A step of other rounds uses slots that no fragment has which memory was cut by.
-TEST(Cells, BytesThatNoFragmentTouchesHaveCells) {
-  const Fragment fragment = FragmentOf({{StreamId::kUpload, {OnDevice(Access::kWrite, 64, 64)}}});
-  const Fragment* const only[] = {&fragment};
+// A step of other rounds uses slots that no list has which memory was cut by.
+TEST(Cells, BytesThatNoListTouchesHaveCells) {
+  const OpList list = ListWith({{StreamId::kUpload, {OnDevice(Access::kWrite, 64, 64)}}});
+  const OpList* const only[] = {&list};
   const Cells cells(only, kUnits, kSlices, kSecondarySlices);
   std::vector<CellRange> touched, before, behind;
   cells.Find(OnDevice(Access::kRead, 64, 64), touched);
@@ -141,15 +139,14 @@ TEST(Cells, BytesThatNoFragmentTouchesHaveCells) {
   elsewhere.place.pool = StateClass::kSecondary;
   std::vector<CellRange> of_other_pool;
   cells.Find(elsewhere, of_other_pool);
-  EXPECT_FALSE(of_other_pool.empty()) << "a pool that the fragment does not touch";
+  EXPECT_FALSE(of_other_pool.empty()) << "a pool that the list does not touch";
 }
 
 // The slices that were cut by are parts of longer ones.
 TEST(Cells, BytesOfASliceAfterTheLastCutHaveCells) {
-  const Fragment fragment =
-      FragmentOf({{StreamId::kUpload, {OnDevice(Access::kWrite, 0, 16, 64)}},
-                  {StreamId::kDownload, {OnDevice(Access::kWrite, 16, 16, 64)}}});
-  const Fragment* const only[] = {&fragment};
+  const OpList list = ListWith({{StreamId::kUpload, {OnDevice(Access::kWrite, 0, 16, 64)}},
+                                {StreamId::kDownload, {OnDevice(Access::kWrite, 16, 16, 64)}}});
+  const OpList* const only[] = {&list};
   const Cells cells(only, kUnits, kSlices, kSecondarySlices);
   const auto find = [&](const Operand& operand) {
     std::vector<CellRange> ranges;
@@ -172,34 +169,36 @@ TEST(Cells, BytesOfASliceAfterTheLastCutHaveCells) {
     EXPECT_TRUE(over_the_end.contains(cell));
 }
 
-TEST(DeriveWaits, CarriedInstructionsBelongToTheOtherParity) {
+TEST(DeriveWaits, CarriedOperationsBelongToTheOtherParity) {
   const int64_t constants = ControlCells(kUnits).constants();
-  const Fragment fragment =
-      FragmentOf({{StreamId::kUpdate, {Control(Access::kRead, constants)}, /*carried=*/true},
-                  {StreamId::kReduce, {Control(Access::kWrite, constants)}},
-                  {StreamId::kHostUpdate, {Control(Access::kRead, constants)}}});
-  EXPECT_EQ(WaitsOf(fragment, 1), Waits{}) << "of the next step";
-  EXPECT_EQ(WaitsOf(fragment, 2), Waits{1});
+  const OpList list =
+      ListWith({{StreamId::kUpdate, {Control(Access::kRead, constants)}, /*carried=*/true},
+                {StreamId::kReduce, {Control(Access::kWrite, constants)}},
+                {StreamId::kHostUpdate, {Control(Access::kRead, constants)}}});
+  EXPECT_EQ(WaitsOf(list, 1), Numbers{}) << "of the next step";
+  EXPECT_EQ(WaitsOf(list, 2), Numbers{1});
 }
 
-// Through the frontier, whichever fragment ran before.
+// Through the frontier, whichever list ran before.
 
 class Runs {
  public:
-  // The earlier instructions that each instruction waits for, as numbers over all runs.
-  std::vector<std::vector<int>> Run(const Fragment& fragment, int parity) {
+  // The earlier operations that each operation waits for, as numbers over all runs.
+  std::vector<std::vector<int>> Run(const OpList& list, int parity) {
     std::vector<std::vector<int>> all;
     std::vector<int> events;
-    for (const Instruction& each : fragment.instructions) {
+    for (size_t index = 0; index < list.ops.size(); ++index) {
+      const Op& each = list.ops[index];
+      const Waits& of = list.waits[index];
       std::vector<int> waits;
-      for (int wait : each.waits) frontier_.Follow(each.starts, events[static_cast<size_t>(wait)]);
-      frontier_.Enter(each.starts, each.enters, parity,
+      for (int wait : of.on) frontier_.Follow(each.starts, events[static_cast<size_t>(wait)]);
+      frontier_.Enter(each.starts, of.enters, parity,
                       [&](int event) { waits.push_back(number_[static_cast<size_t>(event)]); });
       const int event = frontier_.AddEvent(each.ends);
       number_.push_back(issued_++);
       events.push_back(event);
       frontier_.Issue(each.starts, each.ends, event);
-      frontier_.Leave(each.leaves, parity, event);
+      frontier_.Leave(of.leaves, parity, event);
       all.push_back(std::move(waits));
     }
     return all;
@@ -212,62 +211,62 @@ class Runs {
   int issued_ = 0;
 };
 
-TEST(Frontier, TheFirstUsesOfAFragmentWaitForTheLastOfThoseBeforeIt) {
-  const Fragment fragment = FragmentOf({{StreamId::kUpload, {OnDevice(Access::kWrite, 0, 64)}},
-                                        {StreamId::kGather, {OnDevice(Access::kRead, 0, 64)}},
-                                        {StreamId::kCompute, {OnDevice(Access::kRead, 0, 64)}}});
+TEST(Frontier, TheFirstUsesOfAListWaitForTheLastOfThoseBeforeIt) {
+  const OpList list = ListWith({{StreamId::kUpload, {OnDevice(Access::kWrite, 0, 64)}},
+                                {StreamId::kGather, {OnDevice(Access::kRead, 0, 64)}},
+                                {StreamId::kCompute, {OnDevice(Access::kRead, 0, 64)}}});
   Runs runs;
-  EXPECT_EQ(runs.Run(fragment, 0), (std::vector<Waits>{{}, {}, {}}));
-  EXPECT_EQ(runs.Run(fragment, 1)[0], (Waits{2, 1})) << "both that read";
+  EXPECT_EQ(runs.Run(list, 0), (std::vector<Numbers>{{}, {}, {}}));
+  EXPECT_EQ(runs.Run(list, 1)[0], (Numbers{2, 1})) << "both that read";
   runs.Clear();
-  EXPECT_EQ(runs.Run(fragment, 0)[0], Waits{});
+  EXPECT_EQ(runs.Run(list, 0)[0], Numbers{});
 }
 
-// So the instructions between two of round_begins may run again.
-TEST(Frontier, WaitsAreFoundBetweenFragmentsToo) {
-  const Fragment fragment = FragmentOf({{StreamId::kUpload, {OnDevice(Access::kWrite, 0, 64)}},
-                                        {StreamId::kCompute, {OnDevice(Access::kRead, 0, 64)}},
-                                        {StreamId::kUpload, {OnDevice(Access::kWrite, 0, 64)}},
-                                        {StreamId::kCompute, {OnDevice(Access::kRead, 0, 64)}}},
-                                       /*round_begins=*/{2});
-  EXPECT_EQ(WaitsOf(fragment, 1), Waits{0});
-  EXPECT_EQ(WaitsOf(fragment, 2), Waits{});
-  EXPECT_EQ(WaitsOf(fragment, 3), Waits{2});
-  EXPECT_EQ(Runs().Run(fragment, 0)[2], Waits{1});
+// So the operations between two of round_begins may run again.
+TEST(Frontier, WaitsAreFoundBetweenListsToo) {
+  const OpList list = ListWith({{StreamId::kUpload, {OnDevice(Access::kWrite, 0, 64)}},
+                                {StreamId::kCompute, {OnDevice(Access::kRead, 0, 64)}},
+                                {StreamId::kUpload, {OnDevice(Access::kWrite, 0, 64)}},
+                                {StreamId::kCompute, {OnDevice(Access::kRead, 0, 64)}}},
+                               /*round_begins=*/{2});
+  EXPECT_EQ(WaitsOf(list, 1), Numbers{0});
+  EXPECT_EQ(WaitsOf(list, 2), Numbers{});
+  EXPECT_EQ(WaitsOf(list, 3), Numbers{2});
+  EXPECT_EQ(Runs().Run(list, 0)[2], Numbers{1});
 }
 
 TEST(Frontier, NothingIsWaitedForTwice) {
-  const Fragment write = FragmentOf({{StreamId::kUpload, {OnDevice(Access::kWrite, 0, 64)}}}),
-                 read = FragmentOf({{StreamId::kCompute, {OnDevice(Access::kRead, 0, 64)}}});
+  const OpList write = ListWith({{StreamId::kUpload, {OnDevice(Access::kWrite, 0, 64)}}}),
+               read = ListWith({{StreamId::kCompute, {OnDevice(Access::kRead, 0, 64)}}});
   Runs runs;
   runs.Run(write, 0);
-  EXPECT_EQ(runs.Run(read, 0)[0], Waits{0});
-  EXPECT_EQ(runs.Run(read, 0)[0], Waits{}) << "the stream is behind the write already";
+  EXPECT_EQ(runs.Run(read, 0)[0], Numbers{0});
+  EXPECT_EQ(runs.Run(read, 0)[0], Numbers{}) << "the stream is behind the write already";
 }
 
 TEST(Frontier, AUseReplacesEarlierUsesThatItWaitedFor) {
-  const Fragment before = FragmentOf(
-                     {{StreamId::kUpload, {OnDevice(Access::kWrite, 0, 64)}},
-                      {StreamId::kGather,
-                       {OnDevice(Access::kRead, 0, 64), OnDevice(Access::kWrite, 64, 64)}}}),
-                 after = FragmentOf({{StreamId::kCompute, {OnDevice(Access::kRead, 0, 128)}}});
-  const Fragment* const both[] = {&before, &after};
+  const OpList before =
+                   ListWith({{StreamId::kUpload, {OnDevice(Access::kWrite, 0, 64)}},
+                             {StreamId::kGather,
+                              {OnDevice(Access::kRead, 0, 64), OnDevice(Access::kWrite, 64, 64)}}}),
+               after = ListWith({{StreamId::kCompute, {OnDevice(Access::kRead, 0, 128)}}});
+  const OpList* const both[] = {&before, &after};
   const Cells cells(both, kUnits, kSlices, kSecondarySlices);
-  Fragment first = before, second = after;
-  for (Fragment* fragment : {&first, &second}) DeriveWaits(cells, *fragment);
+  OpList first = before, second = after;
+  for (OpList* list : {&first, &second}) DeriveWaits(cells, *list);
   Runs runs;
   runs.Run(first, 0);
-  EXPECT_EQ(runs.Run(second, 0)[0], Waits{1}) << "the gather has waited for the upload";
+  EXPECT_EQ(runs.Run(second, 0)[0], Numbers{1}) << "the gather has waited for the upload";
 }
 
 TEST(Frontier, StepsOfOneParityMeetAgain) {
   const int64_t constants = ControlCells(kUnits).constants();
-  const Fragment fragment = FragmentOf({{StreamId::kReduce, {Control(Access::kWrite, constants)}},
-                                        {StreamId::kUpdate, {Control(Access::kRead, constants)}}});
+  const OpList list = ListWith({{StreamId::kReduce, {Control(Access::kWrite, constants)}},
+                                {StreamId::kUpdate, {Control(Access::kRead, constants)}}});
   Runs runs;
-  runs.Run(fragment, 0);
-  EXPECT_EQ(runs.Run(fragment, 1)[0], Waits{});
-  EXPECT_EQ(runs.Run(fragment, 0)[0], Waits{1}) << "the update of the step before the last";
+  runs.Run(list, 0);
+  EXPECT_EQ(runs.Run(list, 1)[0], Numbers{});
+  EXPECT_EQ(runs.Run(list, 0)[0], Numbers{1}) << "the update of the step before the last";
 }
 
 }  // namespace

@@ -212,15 +212,17 @@ def count_core(tree: Tree) -> None:
                 tree.find("structs of parts", f"{name}:{number + 1}: take the core and the named parts in the constructor")
 
 
-def count_purposes(tree: Tree) -> None:
-    """The files that name the purpose of an array, for the purpose that most files name: a feature has to look into these."""
-    naming: dict[str, list[str]] = collections.defaultdict(list)
-    for name, lines in tree.product(CXX):
-        for purpose in set(re.findall(r"\bPurpose::(k\w+)", "\n".join(lines))):
-            naming[purpose].append(name)
-    purpose = max(naming, key=lambda each: len(naming[each]))
-    for name in naming[purpose]:
-        tree.find("files that name a purpose", f"{name}: names {purpose}")
+def count_names(tree: Tree) -> None:
+    """The files that name the purpose of an array, the code or the role of an operation, for the one that most files name: a feature has to
+    look into these."""
+    for kind in ("Purpose", "Code", "Role"):
+        naming: dict[str, list[str]] = collections.defaultdict(list)
+        for name, lines in tree.product(CXX):
+            for value in set(re.findall(rf"\b{kind}::(k\w+)", "\n".join(lines))):
+                naming[value].append(name)
+        value = max(naming, key=lambda each: len(naming[each]))
+        for name in naming[value]:
+            tree.find(f"files that name a {kind.lower()}", f"{name}: names {kind}::{value}")
 
 
 def count_circles(tree: Tree) -> None:
@@ -255,7 +257,7 @@ def lower(counts: dict[str, int]) -> None:
 
 def main() -> int:
     tree = Tree()
-    for count in (count_lines, count_file_sizes, count_long_functions, count_comments, count_casts, count_includes, count_core, count_purposes,
+    for count in (count_lines, count_file_sizes, count_long_functions, count_comments, count_casts, count_includes, count_core, count_names,
                   count_circles):
         count(tree)
     if "--lower" in sys.argv[1:]:

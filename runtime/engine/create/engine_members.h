@@ -56,7 +56,7 @@ struct EngineMembers {
   EngineMembers(const EngineMembers&) = delete;
   EngineMembers& operator=(const EngineMembers&) = delete;
 
-  // Makes what follows from a plan: cells of memory, fragments with the order of their streams.
+  // Makes what follows from a plan: cells of memory, lists with the order of their streams.
   // Once all that they work on is there; again for another plan, while nothing is under way, before
   // Interpreter::FollowPlan. All stay at their addresses.
   absl::Status LinkPlan();

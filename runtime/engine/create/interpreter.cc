@@ -36,7 +36,7 @@ Interpreter::Interpreter(EngineMembers& engine)
              IfAny(engine.own_optimizer)),
       exchange(core, *engine.control, engine.update_table, constants, outcome, engine.peers,
                IfAny(engine.norms), update),
-      issuer(core, *engine.control, *engine.verifier, update, exchange, outcome, engine.peers),
+      issuer(core, *engine.control, *engine.verifier, update, outcome, engine.peers),
       view_errors(absl::StrCat(engine.inputs.options.name, " ",
                                engine.inputs.world.RankName(engine.inputs.rank())),
                   engine.inputs.model),
@@ -53,11 +53,13 @@ Interpreter::Interpreter(EngineMembers& engine)
       state_calls(core, *engine.control, progress, outcome, runner, state, reads, barrier,
                   suspension),
       steps(core, progress, outcome, *engine.control, exchange, runner, scopes, paused, view_errors,
-            state, suspension, engine.timeline) {}
+            state, suspension, engine.timeline) {
+  exchange.GiveTasks(issuer);
+}
 
 void Interpreter::FollowPlan() {
   progress.run = nullptr;
-  progress.fragment = nullptr;
+  progress.list = nullptr;
   reads.FollowPlan();
   views.FollowPlan();
 }

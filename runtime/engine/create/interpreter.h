@@ -12,7 +12,7 @@
 #include "ebb/runtime/engine/state/async_reads.h"
 #include "ebb/runtime/engine/state/state_access.h"
 #include "ebb/runtime/engine/state/state_calls.h"
-#include "ebb/runtime/engine/steps/fragment_runner.h"
+#include "ebb/runtime/engine/steps/list_runner.h"
 #include "ebb/runtime/engine/steps/open_scopes.h"
 #include "ebb/runtime/engine/steps/order_notices.h"
 #include "ebb/runtime/engine/steps/paused_step.h"
@@ -43,7 +43,7 @@ struct Interpreter {
   ViewErrors view_errors;
   StepProgress progress;
   OrderNotices notices;
-  FragmentRunner runner;
+  ListRunner runner;
   StateAccess state;
   ScopeViews views;
   OpenScopes scopes;

@@ -53,7 +53,7 @@ absl::Status Measuring::Measure() {
     return absl::OkStatus();
   // A plan that fails does on every rank: all have chosen the same.
   if (const absl::Status own = with_.plans.Plan(); !own.ok()) return AgreeOnPlanned(with_, own);
-  // Streams have room for all planned instructions.
+  // Streams have room for all planned operations.
   return with_.streams.Make(with_.inputs.device, &plan());
 }
 

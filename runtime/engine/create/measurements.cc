@@ -290,9 +290,9 @@ ChecksumWork ChecksumWorkOf(const sharding::Plan& plan, const sharding::SwapFile
   }
   // The masters that the gather before an early update casts. They are summed before the update
   // sums them.
-  for (const sharding::Operation& operation : plan.operations) {
-    if (operation.kind != sharding::OperationKind::kCastMasters) continue;
-    for (const sharding::UpdateDetail& of : operation.updates)
+  for (const sharding::Op& op : plan.ops) {
+    if (op.role != sharding::Role::kCastMasters) continue;
+    for (const sharding::UpdateDetail& of : op.updates)
       summed +=
           static_cast<double>(files.sub_groups[static_cast<size_t>(of.sub_group)].front().bytes);
   }

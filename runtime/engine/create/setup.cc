@@ -222,10 +222,8 @@ std::string Setup::WhatPartsDoApart() const {
 int Setup::StreamsOfDevice() const {
   if (HostReaches(with_.inputs.device)) return 0;
   const bool has_nccl = with_.inputs.uses_nccl();
-  const auto lanes = std::count_if(
-      with_.communicators.of_steps().begin(), with_.communicators.of_steps().end(),
-      [](const std::optional<Communicator>& communicator) { return communicator.has_value(); });
-  return 2 + with_.streams.count() + (has_nccl ? 1 + static_cast<int>(lanes) : 0);
+  const auto of_steps = static_cast<int>(with_.communicators.of_steps().size());
+  return 2 + with_.streams.count() + (has_nccl ? 1 + of_steps : 0);
 }
 
 // A group that the config names and no parameter has is a misspelling.

@@ -20,13 +20,13 @@ namespace {
 
 int TasksMax(const sharding::Plan* plan, StreamId id) {
   size_t tasks = 0;
-  for (size_t i = 0; plan != nullptr && i < plan->operations.size(); ++i) {
-    const sharding::Operation& operation = plan->operations[i];
-    if (operation.stream != id) continue;
+  for (size_t i = 0; plan != nullptr && i < plan->ops.size(); ++i) {
+    const sharding::Op& op = plan->ops[i];
+    if (op.stream != id) continue;
     constexpr size_t kOwn = 4;  // begin, work, a look at a collective's failure, end
-    tasks += kOwn + sharding::kLines + operation.moves().size() + operation.parts.size();
-    if (operation.kind == sharding::OperationKind::kFillSecondary)
-      tasks += operation.parts.size();  // one copy of the trainable and one of the frozen part
+    tasks += kOwn + sharding::kLines + op.moves().size() + op.parts.size();
+    if (op.role == sharding::Role::kFillSecondary)
+      tasks += op.parts.size();  // one copy of the trainable and one of the frozen part
   }
   return kStreamTasksMax + 2 * static_cast<int>(tasks);
 }

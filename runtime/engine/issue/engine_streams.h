@@ -1,4 +1,4 @@
-// An engine's streams, by line: some start a plan's instructions, some end transfers with
+// An engine's streams, by line: some start a plan's operations, some end transfers with
 // files.
 #pragma once
 
@@ -13,7 +13,7 @@
 #include "ebb/runtime/device/device.h"
 #include "ebb/runtime/device/event.h"
 #include "ebb/runtime/device/stream.h"
-#include "ebb/sharding/instructions.h"
+#include "ebb/sharding/op_list.h"
 #include "ebb/sharding/plan.h"
 
 namespace ebb {
@@ -40,7 +40,7 @@ class EngineStreams {
   Stream& update() { return *lines_[sharding::LineOf(sharding::StreamId::kUpdate)]; }
   Stream& upload() { return *lines_[sharding::LineOf(sharding::StreamId::kUpload)]; }
   Stream& download() { return *lines_[sharding::LineOf(sharding::StreamId::kDownload)]; }
-  // Null where no instruction runs.
+  // Null where no operation runs.
   std::array<Stream*, sharding::kLines> all();
   const Event& concluded(int parity) const { return concluded_[static_cast<size_t>(parity)]; }
   std::vector<Event>& concluded() { return concluded_; }

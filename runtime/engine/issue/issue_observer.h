@@ -1,4 +1,4 @@
-// Sees every instruction when it is issued, in the order of the streams. Timelines use it, and
+// Sees every operation when it is issued, in the order of the streams. Timelines use it, and
 // checks of the order.
 #pragma once
 
@@ -8,7 +8,7 @@
 
 #include "ebb/runtime/device/device.h"
 #include "ebb/runtime/device/stream.h"
-#include "ebb/runtime/engine/issue/linked_fragment.h"
+#include "ebb/runtime/engine/issue/linked_list.h"
 #include "ebb/runtime/engine/issue/step_tag.h"
 #include "ebb/runtime/engine/memory/storage.h"
 #include "ebb/runtime/engine/outcome/control_block.h"
@@ -19,25 +19,25 @@ class IssueObserver {
  public:
   virtual ~IssueObserver() = default;
 
-  // On the thread that calls the engine: `stream` comes to the instruction next, ...
-  virtual void Begin(LinkedFragment& run, int instruction, const StepTag& step, Stream& stream) = 0;
-  // ... and `stream`, perhaps another one for a transfer, has come to the instruction's end.
-  virtual void End(LinkedFragment& run, int instruction, const StepTag& step, Stream& stream) = 0;
+  // On the thread that calls the engine: `stream` comes to the operation next, ...
+  virtual void Begin(LinkedList& run, int op, const StepTag& step, Stream& stream) = 0;
+  // ... and `stream`, perhaps another one for a transfer, has come to the operation's end.
+  virtual void End(LinkedList& run, int op, const StepTag& step, Stream& stream) = 0;
 
   // The calling thread is about to touch the control block itself.
   enum class CallerTouch : uint8_t { kBeginLoss, kBeginRecord, kReadScale };
   virtual void Touch(CallerTouch, int /*parity*/) {}
 };
 
-// All observers of an engine's instructions; borrowed.
+// All observers of an engine's operations; borrowed.
 class IssueObservers {
  public:
   void Add(IssueObserver& observer) { observers_.push_back(&observer); }
-  void Begin(LinkedFragment& run, int instruction, const StepTag& step, Stream& stream) const {
-    for (IssueObserver* observer : observers_) observer->Begin(run, instruction, step, stream);
+  void Begin(LinkedList& run, int op, const StepTag& step, Stream& stream) const {
+    for (IssueObserver* observer : observers_) observer->Begin(run, op, step, stream);
   }
-  void End(LinkedFragment& run, int instruction, const StepTag& step, Stream& stream) const {
-    for (IssueObserver* observer : observers_) observer->End(run, instruction, step, stream);
+  void End(LinkedList& run, int op, const StepTag& step, Stream& stream) const {
+    for (IssueObserver* observer : observers_) observer->End(run, op, step, stream);
   }
   void Touch(IssueObserver::CallerTouch touch, int parity) const {
     for (IssueObserver* observer : observers_) observer->Touch(touch, parity);

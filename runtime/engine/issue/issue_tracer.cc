@@ -5,20 +5,19 @@
 
 namespace ebb {
 
-Timeline::Span IssueTracer::SpanOf(const sharding::Instruction& instruction,
-                                   const StepTag& step) const {
-  const std::span<const sharding::Part> parts = instruction.parts;
-  return {.operation = sharding::Name(instruction.role).data(),
+Timeline::Span IssueTracer::SpanOf(const sharding::Op& op, const StepTag& step) const {
+  const std::span<const sharding::Part> parts = op.parts;
+  return {.operation = sharding::Name(op.role).data(),
           .subject = parts.empty() ? std::string_view()
                                    : units_[static_cast<size_t>(parts.front().unit)].name,
-          .track = static_cast<int>(instruction.stream),
+          .track = static_cast<int>(op.stream),
           .step = step.trace.step,
           .evaluation = step.trace.evaluation,
-          .bytes = instruction.bytes};
+          .bytes = op.bytes};
 }
 
-void IssueTracer::Begin(LinkedFragment& run, int index, const StepTag& step, Stream& stream) {
-  if (!step.trace.shown || run[index].operation < 0) return;
+void IssueTracer::Begin(LinkedList& run, int index, const StepTag& step, Stream& stream) {
+  if (!step.trace.shown || run[index].number < 0) return;
   if (TimedByDevice(stream)) {
     run.begun(index) = device_->Begin(stream);
     return;
@@ -26,8 +25,8 @@ void IssueTracer::Begin(LinkedFragment& run, int index, const StepTag& step, Str
   stream.Enqueue([&run, index] { run.begun(index) = Timeline::NowNs(); });
 }
 
-void IssueTracer::End(LinkedFragment& run, int index, const StepTag& step, Stream& stream) {
-  if (!step.trace.shown || run[index].operation < 0) return;
+void IssueTracer::End(LinkedList& run, int index, const StepTag& step, Stream& stream) {
+  if (!step.trace.shown || run[index].number < 0) return;
   if (TimedByDevice(stream))
     return device_->End(static_cast<int>(run.begun(index)), stream, SpanOf(run[index], step));
   stream.Enqueue([this, &run, index, step] {

@@ -1,4 +1,4 @@
-// Spans of the timeline for instructions. The device times them if it has a clock for its streams;
+// Spans of the timeline for operations. The device times them if it has a clock for its streams;
 // otherwise tasks of the streams do.
 #pragma once
 
@@ -20,8 +20,8 @@ class IssueTracer : public IssueObserver {
   IssueTracer(std::span<const UnitSpec> units, Timeline& timeline, DeviceSpans* device)
       : units_(units), timeline_(timeline), device_(device) {}
 
-  void Begin(LinkedFragment& run, int instruction, const StepTag& step, Stream& stream) override;
-  void End(LinkedFragment& run, int instruction, const StepTag& step, Stream& stream) override;
+  void Begin(LinkedList& run, int op, const StepTag& step, Stream& stream) override;
+  void End(LinkedList& run, int op, const StepTag& step, Stream& stream) override;
 
  private:
   bool TimedByDevice(const Stream& stream) const {
@@ -29,7 +29,7 @@ class IssueTracer : public IssueObserver {
   }
 
   // Names of plans would go with an order that goes (Engine::Reorder).
-  Timeline::Span SpanOf(const sharding::Instruction& instruction, const StepTag& step) const;
+  Timeline::Span SpanOf(const sharding::Op& op, const StepTag& step) const;
 
   const std::span<const UnitSpec> units_;
   Timeline& timeline_;

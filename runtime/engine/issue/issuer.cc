@@ -15,15 +15,15 @@
 namespace ebb {
 
 using sharding::Code;
-using sharding::Instruction;
+using sharding::Op;
 using sharding::Operand;
 
 namespace {
 
-std::string Describe(const LinkedFragment& run, const Instruction& instruction) {
-  std::string text(sharding::Name(instruction.role));
+std::string Describe(const LinkedList& run, const Op& op) {
+  std::string text(sharding::Name(op.role));
   const char* between = " of unit '";
-  for (const sharding::Part& part : instruction.parts) {
+  for (const sharding::Part& part : op.parts) {
     absl::StrAppend(&text, between, run.plan().unit_names[static_cast<size_t>(part.unit)], "'");
     between = ", '";
   }
@@ -36,12 +36,11 @@ std::span<double> BlocksAt(std::byte* scratch, int64_t count) {
 
 }  // namespace
 
-void Issuer::Run(LinkedFragment& run, int begin, int end, const StepTag& step,
-                 MovedBytes* counted) {
+void Issuer::Run(LinkedList& run, int begin, int end, const StepTag& step, MovedBytes* counted) {
   for (int index = begin; index < end; ++index) {
-    const Instruction& instruction = run[index];
-    if (instruction.code == Code::kKernels) {
-      if (instruction.scope >= 0) continue;
+    const Op& op = run[index];
+    if (op.code() == Code::kKernels) {
+      if (op.scope >= 0) continue;
       core_.order.Await(run, index, step.parity);
       core_.order.Leave(run, index, step.parity);
     } else {
@@ -52,18 +51,18 @@ void Issuer::Run(LinkedFragment& run, int begin, int end, const StepTag& step,
 
 // A copy of memory that the device has not locked waits inside the driver for all earlier work on
 // the stream, including collectives of other ranks. So it is enqueued when the stream is idle.
-void Issuer::StartNow(LinkedFragment& run, std::span<Event> over) {
+void Issuer::StartNow(LinkedList& run, std::span<Event> over) {
   for (int index = 0; index < run.size(); ++index) {
-    const Instruction& instruction = run[index];
-    Stream& stream = At(instruction.starts);
-    core_.order.AwaitUses(instruction);
+    const Op& op = run[index];
+    Stream& stream = At(op.starts);
+    core_.order.AwaitUses(op);
     stream.WaitIdle();
     Work(run, index, StepTag(), stream);
-    At(instruction.ends).Record(over[static_cast<size_t>(index)]);
+    At(op.ends).Record(over[static_cast<size_t>(index)]);
   }
 }
 
-absl::Status Issuer::AwaitNow(LinkedFragment& run, std::span<Event> over) {
+absl::Status Issuer::AwaitNow(LinkedList& run, std::span<Event> over) {
   absl::Status first;
   for (int index = 0; index < run.size(); ++index) {
     over[static_cast<size_t>(index)].Wait();
@@ -73,9 +72,9 @@ absl::Status Issuer::AwaitNow(LinkedFragment& run, std::span<Event> over) {
   return first;
 }
 
-void Issuer::StartOfSave(LinkedFragment& run, Stream* copies) {
+void Issuer::StartOfSave(LinkedList& run, Stream* copies) {
   for (int index = 0; index < run.size(); ++index) {
-    if (run[index].code == Code::kRead) {
+    if (run[index].code() == Code::kTransfer) {
       StartTransfers(run, index, /*save=*/0);
     } else {
       Copy(run, index, /*parity=*/0, *copies);
@@ -83,10 +82,10 @@ void Issuer::StartOfSave(LinkedFragment& run, Stream* copies) {
   }
 }
 
-absl::Status Issuer::AwaitOfSave(LinkedFragment& run, Stream* copies) {
+absl::Status Issuer::AwaitOfSave(LinkedList& run, Stream* copies) {
   absl::Status first;
   for (int index = 0; index < run.size(); ++index) {
-    if (run[index].code == Code::kRead) EndTransfers(run, index, StepTag());
+    if (run[index].code() == Code::kTransfer) EndTransfers(run, index, StepTag());
     first.Update(run.error(index));
   }
   if (copies != nullptr) {
@@ -96,104 +95,93 @@ absl::Status Issuer::AwaitOfSave(LinkedFragment& run, Stream* copies) {
   return first;
 }
 
-void Issuer::Issue(LinkedFragment& run, int index, const StepTag& step, MovedBytes* counted) {
-  const Instruction& instruction = run[index];
+void Issuer::Issue(LinkedList& run, int index, const StepTag& step, MovedBytes* counted) {
+  const Op& op = run[index];
   core_.order.Await(run, index, step.parity);
-  Stream &starts = At(instruction.starts), &ends = At(instruction.ends);
+  Stream &starts = At(op.starts), &ends = At(op.ends);
   core_.observers.Begin(run, index, step, starts);
-  const bool collects = instruction.lane != sharding::Lane::kNone && counted != nullptr;
-  const int64_t before = collects ? core_.communicators.Of(instruction.lane).bytes_enqueued() : 0;
+  const bool collects = op.code() == Code::kRedistribute && counted != nullptr;
+  const int64_t before = collects ? core_.communicators.Along(op.stream, op.axes()).bytes_enqueued() : 0;
   Work(run, index, step, starts);
   if (collects) {
-    const Communicator& lane = core_.communicators.Of(instruction.lane);
-    counted->Add(instruction.role, lane.bytes_enqueued() - before);
+    const Communicator& along = core_.communicators.Along(op.stream, op.axes());
+    counted->Add(op.role, along.bytes_enqueued() - before);
   }
-  if (counted != nullptr && instruction.operation >= 0) {
-    const sharding::Operation& operation =
-        run.plan().operations[static_cast<size_t>(instruction.operation)];
-    for (const sharding::Move move : operation.moves())
-      counted->Add(sharding::RowOf(move), move.bytes);
-  }
+  if (counted != nullptr)
+    for (const sharding::Move move : op.moves()) counted->Add(sharding::RowOf(move), move.bytes);
   core_.observers.End(run, index, step, ends);
   core_.order.Leave(run, index, step.parity);
 }
 
-void Issuer::Work(LinkedFragment& run, int index, const StepTag& step, Stream& stream) {
-  const Instruction& instruction = run[index];
-  switch (instruction.code) {
+void Issuer::Work(LinkedList& run, int index, const StepTag& step, Stream& stream) {
+  const Op& op = run[index];
+  switch (op.code()) {
     case Code::kKernels:
       return;
-    case Code::kAllGather:
-    case Code::kReduceScatter:
-    case Code::kAllReduce:
-      return Collect(run, index, step, stream);
+    case Code::kRedistribute:
+      return Redistribute(run, index, step, stream);
     case Code::kCopy:
       return Copy(run, index, step.parity, stream);
-    case Code::kRead:
-    case Code::kWrite: {
-      const uint32_t save = core_.storage.files().save();
-      Tickets& started = started_[instruction.starts];
-      const int64_t ticket = started.TakeTicket();
-      stream.Enqueue([this, &run, &started, index, save, ticket] {
-        StartTransfers(run, index, save);
-        started.Pass(ticket);
-      });
-      return At(instruction.ends).Enqueue([this, &run, &started, index, ticket, step] {
-        started.Await(ticket);
-        EndTransfers(run, index, step);
-      });
-    }
-    case Code::kReadAsync:
-      return stream.Enqueue([this, unit = instruction.parts.front().unit] { read_async_(unit); });
-    case Code::kPrepare:
-      return exchange_.Prepare(step.parity, stream);
-    case Code::kSeal:
-      return exchange_.Seal(run, index, step.parity, stream);
-    case Code::kConclude:
-      return exchange_.Conclude(step.parity, stream);
-    case Code::kSealNorms:
-      return exchange_.SealNorms(run, index, step.parity, stream);
-    case Code::kConcludeNorms:
-      return exchange_.ConcludeNorms(step.parity, stream);
+    case Code::kTransfer:
+      return Transfer(run, index, step, stream);
+    case Code::kHost:
+      return tasks_[static_cast<int>(op.role)](run, index, step.parity, stream);
     case Code::kUpdate:
-      if (instruction.updates.front().early) outcome_.StartEarlyUpdate();
+      if (op.updates.front().early) outcome_.StartEarlyUpdate();
       [[fallthrough]];
-    default:
+    case Code::kConvert:
+    case Code::kAccumulate:
+    case Code::kNorm:
       Enqueue(stream,
               [this, &run, index, step] { Calculate(run, index, step, At(run[index].starts)); });
   }
 }
 
-void Issuer::Collect(LinkedFragment& run, int index, const StepTag& step, Stream& stream) {
-  const Instruction& instruction = run[index];
-  Communicator& lane = core_.communicators.Of(instruction.lane);
+void Issuer::Transfer(LinkedList& run, int index, const StepTag& step, Stream& stream) {
+  const uint32_t save = core_.storage.files().save();
+  Tickets& started = started_[run[index].starts];
+  const int64_t ticket = started.TakeTicket();
+  stream.Enqueue([this, &run, &started, index, save, ticket] {
+    StartTransfers(run, index, save);
+    started.Pass(ticket);
+  });
+  At(run[index].ends).Enqueue([this, &run, &started, index, ticket, step] {
+    started.Await(ticket);
+    EndTransfers(run, index, step);
+  });
+}
+
+void Issuer::Redistribute(LinkedList& run, int index, const StepTag& step, Stream& stream) {
+  const Op& op = run[index];
+  Communicator& along = core_.communicators.Along(op.stream, op.axes());
   const std::span<const CollectiveSpan> spans = run.spans(index);
-  const DType dtype = instruction.operands.front().dtype;
+  const DType dtype = op.operands.front().dtype;
   absl::Status status;
-  switch (instruction.code) {
-    case Code::kReduceScatter:
-      status = lane.ReduceScatter(stream, spans, dtype, instruction.divides ? step.divide : 1.0f);
+  switch (sharding::MovementOf(op.role)) {
+    case sharding::Movement::kAllGather:
+      status = along.AllGather(stream, spans, GatheredDType(op));
       break;
-    case Code::kAllReduce:
-      status = lane.AllReduce(stream, spans, dtype, ReduceOp::kSum, step.divide);
+    case sharding::Movement::kReduceScatter:
+      status = along.ReduceScatter(stream, spans, dtype, op.divides ? step.divide : 1.0f);
       break;
-    default:
-      status = lane.AllGather(stream, spans, GatheredDType(instruction));
+    case sharding::Movement::kAllReduce:
+      status = along.AllReduce(stream, spans, dtype, ReduceOp::kSum, step.divide);
+      break;
   }
-  peers_.NoteCollective(lane, std::move(status), core_.errors);
+  peers_.NoteCollective(along, std::move(status), core_.errors);
   Enqueue(stream, [this, &run, index] {
-    const Instruction& of = run[index];
-    peers_.NoteIfBroken(core_.communicators.Of(of.lane), [&] { return Describe(run, of); });
+    const Op& of = run[index];
+    peers_.NoteIfBroken(core_.communicators.Along(of.stream, of.axes()), [&] { return Describe(run, of); });
   });
 }
 
 // For memory that the device could not lock, the driver may read before earlier work on the stream
 // has ended, and may block the host while it holds locks of other ranks. So the host itself waits
 // first for all issued work, on all ranks alike.
-void Issuer::Copy(LinkedFragment& run, int index, int parity, Stream& stream) {
-  const Instruction& instruction = run[index];
-  for (size_t k = 0; k < instruction.operands.size(); k += 2) {
-    const Operand &from = instruction.operands[k], &to = instruction.operands[k + 1];
+void Issuer::Copy(LinkedList& run, int index, int parity, Stream& stream) {
+  const Op& op = run[index];
+  for (size_t k = 0; k < op.operands.size(); k += 2) {
+    const Operand &from = op.operands[k], &to = op.operands[k + 1];
     for (const Operand* end : {&from, &to}) {
       if (end->place.tier == Tier::kCpu && end->place.pool != StateClass::kControl &&
           core_.storage.host().CopiesHoldUpHost(end->place.pool))
@@ -209,33 +197,33 @@ void Issuer::Copy(LinkedFragment& run, int index, int parity, Stream& stream) {
   }
 }
 
-std::span<std::byte> Issuer::MemoryOf(const LinkedFragment& run, int index, int operand,
+std::span<std::byte> Issuer::MemoryOf(const LinkedList& run, int index, int operand,
                                       int parity) const {
   const Operand& of = run[index].operands[static_cast<size_t>(operand)];
   if (of.place.pool == StateClass::kControl) return control_.At(of.place.offset, parity);
   return {run.At(index, operand), static_cast<size_t>(of.bytes())};
 }
 
-ShardFile& Issuer::FileOf(const LinkedFragment& run, const sharding::Place& place) const {
-  return run.fragment().of_save ? core_.storage.files().SavedFile(place)
-                                : core_.storage.files().File(place);
+ShardFile& Issuer::FileOf(const LinkedList& run, const sharding::Place& place) const {
+  return run.list().of_save ? core_.storage.files().SavedFile(place)
+                            : core_.storage.files().File(place);
 }
 
-void Issuer::StartTransfers(LinkedFragment& run, int index, uint32_t save) {
+void Issuer::StartTransfers(LinkedList& run, int index, uint32_t save) {
   if (core_.errors.has_failed()) return;
-  const Instruction& instruction = run[index];
+  const Op& op = run[index];
   run.started(index) = true;
   IoTransfer* const transfers = run.transfers(index);
-  for (int i = 0; i < std::ssize(instruction.operands) / 2; ++i) {
-    const Operand &from = instruction.operands[static_cast<size_t>(2 * i)],
-                  &to = instruction.operands[static_cast<size_t>(2 * i) + 1];
-    if (instruction.code == Code::kRead) {
+  for (int i = 0; i < std::ssize(op.operands) / 2; ++i) {
+    const Operand &from = op.operands[static_cast<size_t>(2 * i)],
+                  &to = op.operands[static_cast<size_t>(2 * i) + 1];
+    if (op.reads_file()) {
       FileOf(run, from.place)
           .StartRead(transfers[i], from.place.offset, run.At(index, 2 * i + 1), to.bytes());
       continue;
     }
     const std::byte* const data = run.At(index, 2 * i);
-    if (run.fragment().of_state || SwapVerifier::SumsWhenMoved(to.place.pool)) {
+    if (run.list().of_state || SwapVerifier::SumsWhenMoved(to.place.pool)) {
       verifier_.NoteWrite(to.place, {data, static_cast<size_t>(from.bytes())});
     } else if (core_.storage.files().MoveTo(to.place, save)) {
       verifier_.NoteMove(to.place);
@@ -245,19 +233,19 @@ void Issuer::StartTransfers(LinkedFragment& run, int index, uint32_t save) {
   }
 }
 
-void Issuer::EndTransfers(LinkedFragment& run, int index, const StepTag& step) {
+void Issuer::EndTransfers(LinkedList& run, int index, const StepTag& step) {
   if (!std::exchange(run.started(index), false)) {
     run.error(index) = core_.errors.failure();
     return;
   }
-  const Instruction& instruction = run[index];
-  const bool reads = instruction.code == Code::kRead;
+  const Op& op = run[index];
+  const bool reads = op.reads_file();
   IoTransfer* const transfers = run.transfers(index);
-  for (int i = 0; i < std::ssize(instruction.operands) / 2; ++i) {
-    const Operand& file = instruction.operands[static_cast<size_t>(reads ? 2 * i : 2 * i + 1)];
+  for (int i = 0; i < std::ssize(op.operands) / 2; ++i) {
+    const Operand& file = op.operands[static_cast<size_t>(reads ? 2 * i : 2 * i + 1)];
     const StateClass state = file.place.pool;
     const absl::Status moved = FileOf(run, file.place).Wait(transfers[i]);
-    if (run.fragment().of_state) {  // none of its reads is of whole extents
+    if (run.list().of_state) {  // none of its reads is of whole extents
       run.error(index).Update(moved);
       if (!moved.ok() && !reads) verifier_.Forget(file.place, file.bytes());
       continue;
@@ -273,49 +261,41 @@ void Issuer::EndTransfers(LinkedFragment& run, int index, const StepTag& step) {
         moved.code(),
         absl::StrCat("the engine has failed: ", step.counts ? "in step " : "after step ",
                      step.finished + (step.counts ? 1 : 0), ", the ",
-                     std::string(sharding::Name(instruction.role)), " of the ",
-                     std::string(Name(state)), " of unit '", std::string(run.unit_name(index)),
-                     "': ", moved.message())));
+                     std::string(sharding::Name(op.role)), " of the ", std::string(Name(state)),
+                     " of unit '", std::string(run.unit_name(index)), "': ", moved.message())));
   }
 }
 
-void Issuer::Calculate(const LinkedFragment& run, int index, const StepTag& step,
+void Issuer::Calculate(const LinkedList& run, int index, const StepTag& step,
                        Stream& stream) const {
-  const Instruction& instruction = run[index];
-  switch (instruction.code) {
-    case Code::kUpdate:
-    case Code::kParameterNorms:
-      return updates_.Run(run, index, step, stream);
-    default:
-      break;
-  }
-  const auto one = instruction.code == Code::kAccumulate ? &Issuer::Accumulate
-                   : instruction.code == Code::kNorm     ? &Issuer::Norm
-                                                         : &Issuer::Cast;
-  for (int part = 0; part < std::ssize(instruction.parts); ++part)
-    (this->*one)(run, index, part, stream);
+  const Op& op = run[index];
+  if (!op.updates.empty() && op.code() != Code::kConvert)
+    return updates_.Run(run, index, step, stream);
+  const auto one = op.code() == Code::kAccumulate ? &Issuer::Accumulate
+                   : op.code() == Code::kNorm     ? &Issuer::Norm
+                                                  : &Issuer::Convert;
+  for (int part = 0; part < std::ssize(op.parts); ++part) (this->*one)(run, index, part, stream);
 }
 
-void Issuer::Cast(const LinkedFragment& run, int index, int part, Stream& stream) const {
-  const Instruction& instruction = run[index];
+void Issuer::Convert(const LinkedList& run, int index, int part, Stream& stream) const {
+  const Op& op = run[index];
   const int first = 2 * part;
-  const Operand &from = instruction.operands[static_cast<size_t>(first)],
-                &to = instruction.operands[static_cast<size_t>(first) + 1];
+  const Operand &from = op.operands[static_cast<size_t>(first)],
+                &to = op.operands[static_cast<size_t>(first) + 1];
   const std::byte* const source = run.At(index, first);
   std::byte* const destination = run.At(index, first + 1);
-  const bool casts = instruction.code == Code::kCastMasters;
-  if (casts)
-    verifier_.VerifyMasters(instruction.updates[static_cast<size_t>(part)].sub_group, source);
-  if (instruction.via) {
-    core_.kernels.Of(stream).CastVia(stream, source, from.dtype, *instruction.via, destination,
-                                     to.dtype, to.count);
+  const bool casts = op.role == sharding::Role::kCastMasters;
+  if (casts) verifier_.VerifyMasters(op.updates[static_cast<size_t>(part)].sub_group, source);
+  if (op.via) {
+    core_.kernels.Of(stream).CastVia(stream, source, from.dtype, *op.via, destination, to.dtype,
+                                     to.count);
   } else {
     core_.kernels.Of(stream).Cast(stream, source, from.dtype, destination, to.dtype, to.count,
                                   casts ? optim::Rounding::kParameter : optim::Rounding::kNearest);
   }
 }
 
-void Issuer::Accumulate(const LinkedFragment& run, int index, int part, Stream& stream) const {
+void Issuer::Accumulate(const LinkedList& run, int index, int part, Stream& stream) const {
   constexpr int kOperands = 4;  // slice, shard, square, scratch
   const int first = part * kOperands;
   const std::span<const Operand> operands =
@@ -335,7 +315,7 @@ void Issuer::Accumulate(const LinkedFragment& run, int index, int part, Stream& 
   }
 }
 
-void Issuer::Norm(const LinkedFragment& run, int index, int part, Stream& stream) const {
+void Issuer::Norm(const LinkedList& run, int index, int part, Stream& stream) const {
   constexpr int kOperands = 3;  // shard, square, scratch
   const int first = part * kOperands;
   const Operand& shard = run[index].operands[static_cast<size_t>(first)];

@@ -1,5 +1,5 @@
 // Bytes that one step moves between tiers and between ranks: as predicted when it begins, and
-// counted where its instructions are issued. One thread begins and adds, any thread reads. No plan
+// counted where its operations are issued. One thread begins and adds, any thread reads. No plan
 // is looked at for that, because plans may go (Engine::Reorder).
 #pragma once
 
@@ -23,9 +23,9 @@ class MovedBytes {
     for (Cell& cell : between_ranks_) cell.Set(0);
   }
   void Predict(const TrafficRow& row, int64_t bytes) { At(row).Set(bytes); }
-  void Predict(sharding::OperationKind kind, int64_t bytes) { At(kind).Set(bytes); }
+  void Predict(sharding::Role kind, int64_t bytes) { At(kind).Set(bytes); }
   void Add(const TrafficRow& row, int64_t bytes) { At(row).moved += bytes; }
-  void Add(sharding::OperationKind kind, int64_t bytes) { At(kind).moved += bytes; }
+  void Add(sharding::Role kind, int64_t bytes) { At(kind).moved += bytes; }
 
   // A row for each that was predicted.
   std::vector<TrafficRow> Traffic() const {
@@ -44,12 +44,12 @@ class MovedBytes {
     return rows;
   }
   std::vector<CommunicationRow> Communication() const {
-    const auto of = [this](sharding::OperationKind kind) -> const Cell& {
+    const auto of = [this](sharding::Role kind) -> const Cell& {
       return between_ranks_[static_cast<size_t>(kind)];
     };
     return sharding::CommunicationRows(
-        [&](sharding::OperationKind kind) { return of(kind).predicted.load(); },
-        [&](sharding::OperationKind kind) { return of(kind).moved.load(); });
+        [&](sharding::Role kind) { return of(kind).predicted.load(); },
+        [&](sharding::Role kind) { return of(kind).moved.load(); });
   }
 
  private:
@@ -65,10 +65,10 @@ class MovedBytes {
     return between_tiers_[static_cast<int>(row.state)][static_cast<int>(row.tier)]
                          [static_cast<int>(row.direction)];
   }
-  Cell& At(sharding::OperationKind kind) { return between_ranks_[static_cast<size_t>(kind)]; }
+  Cell& At(sharding::Role kind) { return between_ranks_[static_cast<size_t>(kind)]; }
 
   Cell between_tiers_[kStateClasses][kTiers][2];
-  Cell between_ranks_[sharding::kOperationKinds];  // by kind
+  Cell between_ranks_[sharding::kRoles];  // by kind
 };
 
 }  // namespace ebb

@@ -12,22 +12,20 @@ ProfilerRanges::ProfilerRanges(std::span<const std::string> units) : units_(unit
     for (const sharding::ScopeKind kind : {kForward, kBackward, kRecompute})
       scopes_.push_back(absl::StrCat(sharding::Name(kind), " ", unit));
   }
-  for (int kind = 0; kind < sharding::kOperationKinds; ++kind) {
-    const std::string name(sharding::Name(static_cast<sharding::OperationKind>(kind)));
-    instructions_.push_back(name);
-    for (const std::string& unit : units) instructions_.push_back(absl::StrCat(name, " ", unit));
+  for (int kind = 0; kind < sharding::kRoles; ++kind) {
+    const std::string name(sharding::Name(static_cast<sharding::Role>(kind)));
+    ops_.push_back(name);
+    for (const std::string& unit : units) ops_.push_back(absl::StrCat(name, " ", unit));
   }
 }
 
-void ProfilerRanges::Begin(LinkedFragment& run, int index, const StepTag&, Stream&) {
-  const sharding::Instruction& instruction = run[index];
-  const size_t unit =
-      instruction.parts.empty() ? 0 : 1 + static_cast<size_t>(instruction.parts.front().unit);
-  profiler::Push(
-      instructions_[static_cast<size_t>(instruction.role) * (units_ + 1) + unit].c_str());
+void ProfilerRanges::Begin(LinkedList& run, int index, const StepTag&, Stream&) {
+  const sharding::Op& op = run[index];
+  const size_t unit = op.parts.empty() ? 0 : 1 + static_cast<size_t>(op.parts.front().unit);
+  profiler::Push(ops_[static_cast<size_t>(op.role) * (units_ + 1) + unit].c_str());
 }
 
-void ProfilerRanges::End(LinkedFragment&, int, const StepTag&, Stream&) {
+void ProfilerRanges::End(LinkedList&, int, const StepTag&, Stream&) {
   profiler::Pop();
 }
 

@@ -1,4 +1,4 @@
-// A profiler's view of a thread that calls an engine: its scope and the instruction that it
+// A profiler's view of a thread that calls an engine: its scope and the operation that it
 // enqueues, with the timeline's names ("backward block3", "reduce block3").
 #pragma once
 
@@ -19,8 +19,8 @@ class ProfilerRanges : public IssueObserver {
   explicit ProfilerRanges(std::span<const std::string> units);
 
   // A range for the time in which it is enqueued.
-  void Begin(LinkedFragment& run, int instruction, const StepTag& step, Stream& stream) override;
-  void End(LinkedFragment& run, int instruction, const StepTag& step, Stream& stream) override;
+  void Begin(LinkedList& run, int op, const StepTag& step, Stream& stream) override;
+  void End(LinkedList& run, int op, const StepTag& step, Stream& stream) override;
 
   // A scope's range ends when the scope and all later scopes of its thread are closed: ranges nest.
   // If another thread closes the scope, its range ends at its own thread's next call.
@@ -35,8 +35,8 @@ class ProfilerRanges : public IssueObserver {
   };
   void PopClosed();
 
-  std::vector<std::string> scopes_;        // by ScopeCode
-  std::vector<std::string> instructions_;  // by role: of no unit, of each
+  std::vector<std::string> scopes_;  // by ScopeCode
+  std::vector<std::string> ops_;     // by role: of no unit, of each
   size_t units_ = 0;
   std::vector<OpenRange> open_;
 };

@@ -10,6 +10,7 @@
 #include "ebb/runtime/engine/device_reach.h"
 #include "ebb/runtime/engine/engine_inputs.h"
 #include "ebb/runtime/engine/issue/engine_streams.h"
+#include "ebb/runtime/engine/issue/issuer.h"
 #include "ebb/runtime/engine/issue/runnable_plans.h"
 #include "ebb/runtime/engine/outcome/step_errors.h"
 #include "ebb/runtime/engine/ranks/engine_communicators.h"
@@ -17,7 +18,7 @@
 
 namespace ebb {
 
-using sharding::OperationKind;
+using sharding::Role;
 
 namespace {
 
@@ -35,6 +36,25 @@ int64_t FirstNonFinite(const std::byte* data, DType dtype, int64_t count) {
 
 }  // namespace
 
+void RecordExchange::GiveTasks(Issuer& issuer) {
+  const auto of_parity = [&](Role role, void (RecordExchange::*task)(int, Stream&)) {
+    issuer.OnHost(role, [this, task](const LinkedList&, int, int parity, Stream& stream) {
+      (this->*task)(parity, stream);
+    });
+  };
+  const auto of_op = [&](Role role,
+                         void (RecordExchange::*task)(const LinkedList&, int, int, Stream&)) {
+    issuer.OnHost(role, [this, task](const LinkedList& run, int op, int parity, Stream& stream) {
+      (this->*task)(run, op, parity, stream);
+    });
+  };
+  of_parity(Role::kPrepare, &RecordExchange::Prepare);
+  of_op(Role::kSeal, &RecordExchange::Seal);
+  of_parity(Role::kConclude, &RecordExchange::Conclude);
+  of_op(Role::kSealNorms, &RecordExchange::SealNorms);
+  of_parity(Role::kConcludeNorms, &RecordExchange::ConcludeNorms);
+}
+
 // The last Finish has waited for the verdict of the step before where the host enqueues what needs
 // it.
 void RecordExchange::Prepare(int parity, Stream& stream) {
@@ -43,25 +63,25 @@ void RecordExchange::Prepare(int parity, Stream& stream) {
   stream.Enqueue(prepare);
 }
 
-void RecordExchange::Seal(const LinkedFragment& run, int instruction, int parity, Stream& stream) {
-  stream.Enqueue([this, &run, instruction, parity] {
+void RecordExchange::Seal(const LinkedList& run, int op, int parity, Stream& stream) {
+  stream.Enqueue([this, &run, op, parity] {
     outcome_.Seal(parity);
-    NameNonFinite(run, instruction, parity);
+    NameNonFinite(run, op, parity);
   });
 }
 
 // Memory that the host does not reach is not read for a name.
-void RecordExchange::NameNonFinite(const LinkedFragment& run, int instruction, int parity) const {
+void RecordExchange::NameNonFinite(const LinkedList& run, int op, int parity) const {
   ExchangeRecord& record = control_.own_record(parity);
   if (record.non_finite_unit < 0) return;
   const int operand = sharding::kSealShards + record.non_finite_unit;
-  const std::span<const sharding::Operand> operands = run[instruction].operands;
+  const std::span<const sharding::Operand> operands = run[op].operands;
   if (operand >= std::ssize(operands)) return;
   const sharding::Operand& shard = operands[static_cast<size_t>(operand)];
   if (shard.access == sharding::Access::kNone ||
       (shard.place.tier == Tier::kDevice && !HostReaches(core_.inputs.device)))
     return;
-  const int64_t at = FirstNonFinite(run.At(instruction, operand), shard.dtype, shard.count);
+  const int64_t at = FirstNonFinite(run.At(op, operand), shard.dtype, shard.count);
   if (at == shard.count) return;
   const int64_t element = core_.slice * shard.count + at;
   const sharding::Section& section =
@@ -74,19 +94,18 @@ void RecordExchange::NameNonFinite(const LinkedFragment& run, int instruction, i
 // Where the host enqueues updates, it knows the verdict before it goes on.
 void RecordExchange::Conclude(int parity, Stream& stream) {
   stream.Enqueue([this, parity] {
-    outcome_.Conclude(parity, (**core_.communicators.of_world()).status());
-    peers_.NoteIfBroken(**core_.communicators.of_world(),
-                        [] { return std::string(sharding::Name(OperationKind::kExchange)); });
+    outcome_.Conclude(parity, core_.communicators.of_verdict().status());
+    peers_.NoteIfBroken(core_.communicators.of_verdict(),
+                        [] { return std::string(sharding::Name(Role::kExchange)); });
   });
   stream.Record(core_.streams.concluded()[static_cast<size_t>(parity)]);
   if (own_enqueues()) peers_.AwaitConclusion(parity);
 }
 
-void RecordExchange::SealNorms(const LinkedFragment& run, int instruction, int parity,
-                               Stream& stream) {
-  stream.Enqueue([this, &run, instruction, parity] {
-    const bool on_device = run[instruction].operands.front().access != sharding::Access::kNone;
-    norms_->Complete(on_device, reinterpret_cast<const optim::NormSums*>(run.At(instruction, 1)),
+void RecordExchange::SealNorms(const LinkedList& run, int op, int parity, Stream& stream) {
+  stream.Enqueue([this, &run, op, parity] {
+    const bool on_device = run[op].operands.front().access != sharding::Access::kNone;
+    norms_->Complete(on_device, reinterpret_cast<const optim::NormSums*>(run.At(op, 1)),
                      outcome_.exchange(parity), core_.errors.has_failed());
   });
 }
@@ -99,8 +118,8 @@ void RecordExchange::ConcludeNorms(int parity, Stream& stream) {
 // has failed, or the communicator broke before a record came, no rank of the group updates. All
 // ranks learn of the failure with the next exchange, as with a failure in a late update.
 void RecordExchange::SetTrustRatios(int parity) {
-  peers_.NoteIfBroken(core_.communicators.reduce(),
-                      [] { return std::string(sharding::Name(OperationKind::kExchangeNorms)); });
+  peers_.NoteIfBroken(core_.communicators.Along(sharding::StreamId::kReduce, kShardAxes),
+                      [] { return std::string(sharding::Name(Role::kExchangeNorms)); });
   const StepScalars& scalars = constants_.of(parity, /*early=*/false);
   if (!scalars.apply) return;
   if (!norms_->Conclude(outcome_.exchange(parity)))

@@ -1,6 +1,6 @@
 // The host's work around the exchanges of ranks, in the order of the reduce stream. At the end of a
 // step or evaluation it is about records (exchange.h) and calls StepOutcome. Before LAMB and LARS
-// it is about the norms of parameters (norm_exchange.h). The exchanges themselves are instructions
+// it is about the norms of parameters (norm_exchange.h). The exchanges themselves are operations
 // as all others are.
 #pragma once
 
@@ -8,7 +8,7 @@
 
 #include "ebb/runtime/device/stream.h"
 #include "ebb/runtime/engine/core.h"
-#include "ebb/runtime/engine/issue/linked_fragment.h"
+#include "ebb/runtime/engine/issue/linked_list.h"
 #include "ebb/runtime/engine/outcome/control_block.h"
 #include "ebb/runtime/engine/outcome/step_outcome.h"
 #include "ebb/runtime/engine/outcome/step_scalars.h"
@@ -18,6 +18,8 @@
 #include "ebb/runtime/engine/updates/update_table.h"
 
 namespace ebb {
+
+class Issuer;
 
 class RecordExchange {
  public:
@@ -38,15 +40,16 @@ class RecordExchange {
   // Begins a step; empty: the schedule's rate.
   void Begin(std::optional<double> learning_rate) { learning_rate_ = learning_rate; }
 
-  // Enqueues the host's work of the instruction with this code.
-  void Prepare(int parity, Stream& stream);
-  void Seal(const LinkedFragment& run, int instruction, int parity, Stream& stream);
-  void Conclude(int parity, Stream& stream);
-  void SealNorms(const LinkedFragment& run, int instruction, int parity, Stream& stream);
-  void ConcludeNorms(int parity, Stream& stream);
+  // The tasks of the host by role. They lead here, so this outlives the issuer's calls.
+  void GiveTasks(Issuer& issuer);
 
  private:
-  void NameNonFinite(const LinkedFragment& run, int instruction, int parity) const;
+  void Prepare(int parity, Stream& stream);
+  void Seal(const LinkedList& run, int op, int parity, Stream& stream);
+  void Conclude(int parity, Stream& stream);
+  void SealNorms(const LinkedList& run, int op, int parity, Stream& stream);
+  void ConcludeNorms(int parity, Stream& stream);
+  void NameNonFinite(const LinkedList& run, int op, int parity) const;
   void SetTrustRatios(int parity);
 
   const Core& core_;

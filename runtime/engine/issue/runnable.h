@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "ebb/runtime/engine/issue/linked_fragment.h"
+#include "ebb/runtime/engine/issue/linked_list.h"
 #include "ebb/runtime/engine/issue/moved_bytes.h"
 #include "ebb/sharding/plan.h"
 #include "ebb/sharding/plan_facts.h"
@@ -23,9 +23,8 @@ struct Runnable {
     for (const int more : {0, 1}) {
       for (const bool carrying : {false, true})
         traffic_[more][carrying] = sharding::PredictTraffic(plan, carrying, rounds + more);
-      for (int kind = 0; kind < sharding::kOperationKinds; ++kind)
-        bytes_of_[more][kind] =
-            plan.BytesOf(static_cast<sharding::OperationKind>(kind), rounds + more);
+      for (int kind = 0; kind < sharding::kRoles; ++kind)
+        bytes_of_[more][kind] = plan.BytesOf(static_cast<sharding::Role>(kind), rounds + more);
     }
   }
 
@@ -42,20 +41,20 @@ struct Runnable {
                                        static_cast<int64_t>(more.predicted_bytes)));
     }
     for (size_t kind = 0; kind < std::size(bytes_of_[0]); ++kind)
-      moved.Predict(static_cast<sharding::OperationKind>(kind),
+      moved.Predict(static_cast<sharding::Role>(kind),
                     of_rounds(bytes_of_[0][kind], bytes_of_[1][kind]));
   }
 
   sharding::Plan plan;
   bool hold_updates = false;
-  std::unique_ptr<LinkedFragment> linked[2];  // without, with those updates
+  std::unique_ptr<LinkedList> linked[2];  // without, with those updates
 
  private:
   // Traffic of the planned rounds [0], and with one middle round more [1]; without [0] and with [1]
   // carried updates.
   std::vector<TrafficRow> traffic_[2][2];
   // Bytes of the same steps by operation kind.
-  int64_t bytes_of_[2][sharding::kOperationKinds] = {};
+  int64_t bytes_of_[2][sharding::kRoles] = {};
 };
 
 }  // namespace ebb

@@ -10,7 +10,7 @@
 
 namespace ebb {
 
-using sharding::Fragment;
+using sharding::OpList;
 
 sharding::PlanInputs RunnablePlans::PlanInputs() const {
   sharding::PlanInputs inputs = inputs_.ForPlan();
@@ -45,14 +45,14 @@ void RunnablePlans::Swap(RunnablePlans& other) {
 template <class Do>
 void RunnablePlans::ForEachLinked(const Do& act) {
   const auto both = [&](Runnable& run) {
-    for (std::unique_ptr<LinkedFragment>& linked : run.linked) act(linked);
+    for (std::unique_ptr<LinkedList>& linked : run.linked) act(linked);
   };
   for (const auto* run : {&own_, &walk_, &drain_}) both(**run);
   for (const std::unique_ptr<Runnable>& run : others_) both(*run);
 }
 
 void RunnablePlans::Unlink() {
-  ForEachLinked([](std::unique_ptr<LinkedFragment>& linked) { linked.reset(); });
+  ForEachLinked([](std::unique_ptr<LinkedList>& linked) { linked.reset(); });
 }
 
 absl::StatusOr<Runnable*> RunnablePlans::Of(int rounds, bool hold_updates) {
@@ -78,15 +78,15 @@ uint64_t RunnablePlans::Fingerprint() const {
 
 absl::Status RunnablePlans::CutCells() {
   EBB_ASSIGN_OR_RETURN(const Runnable* const held, Held());
-  std::vector<Fragment> fragments;
+  std::vector<OpList> lists;
   for (const Runnable* run :
        {static_cast<const Runnable*>(own_.get()), held, static_cast<const Runnable*>(walk_.get()),
         static_cast<const Runnable*>(drain_.get())}) {
     for (const bool carrying : {false, true})
-      fragments.push_back(sharding::Lower(run->plan, carrying));
+      lists.push_back(sharding::ListOf(run->plan, carrying));
   }
-  std::vector<const Fragment*> all;
-  for (const Fragment& fragment : fragments) all.push_back(&fragment);
+  std::vector<const OpList*> all;
+  for (const OpList& list : lists) all.push_back(&list);
   cells_.emplace(all, plan());
   return absl::OkStatus();
 }
@@ -101,17 +101,17 @@ absl::Status RunnablePlans::LinkOwn(StreamOrder& order, const Storage& storage) 
 }
 
 absl::Status RunnablePlans::Link(Runnable& run, bool carrying) {
-  std::unique_ptr<LinkedFragment>& linked = run.linked[carrying ? 1 : 0];
+  std::unique_ptr<LinkedList>& linked = run.linked[carrying ? 1 : 0];
   if (linked != nullptr) return absl::OkStatus();
-  Fragment fragment = sharding::Lower(run.plan, carrying);
-  sharding::DeriveWaits(*cells_, fragment);
-  EBB_ASSIGN_OR_RETURN(linked, LinkedFragment::Link(std::move(fragment), run.plan, inputs_.device,
-                                                    *storage_, *order_));
+  OpList list = sharding::ListOf(run.plan, carrying);
+  sharding::DeriveWaits(*cells_, list);
+  EBB_ASSIGN_OR_RETURN(
+      linked, LinkedList::Link(std::move(list), run.plan, inputs_.device, *storage_, *order_));
   return absl::OkStatus();
 }
 
 void RunnablePlans::PointAll() {
-  ForEachLinked([this](std::unique_ptr<LinkedFragment>& linked) {
+  ForEachLinked([this](std::unique_ptr<LinkedList>& linked) {
     if (linked != nullptr) linked->Point(*storage_);
   });
 }

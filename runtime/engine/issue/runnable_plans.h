@@ -1,4 +1,4 @@
-// The plans that an engine runs, and their fragments, linked when each is first needed; with the
+// The plans that an engine runs, and their lists, linked when each is first needed; with the
 // order of scopes that the plans are of.
 #pragma once
 

@@ -1,4 +1,4 @@
-// Which step or evaluation runs an instruction.
+// Which step or evaluation runs an operation.
 #pragma once
 
 #include <cstdint>
@@ -11,11 +11,11 @@ struct TraceLabel {
   bool shown = true;
 };
 
-// The step of an instruction that runs on a stream, when the host may already be elsewhere.
+// The step of an operation that runs on a stream, when the host may already be elsewhere.
 struct StepTag {
   TraceLabel trace;
   int64_t finished = 0;  // steps before it
-  int parity = 0;        // of the instruction's step
+  int parity = 0;        // of the operation's step
   bool counts = true;    // false: it is an evaluation's
   float divide = 1;      // the factor of its sums of gradients
 };

@@ -38,7 +38,7 @@ absl::Status StepTimeline::Make(const sharding::Plan& plan) {
   tracer_.emplace(inputs_.model.units, *timeline_, device_spans_.get());
   if (device_spans_ == nullptr) return absl::OkStatus();
   // The host is two steps ahead of the device at most.
-  return device_spans_->Reserve(3 * static_cast<int>(plan.operations.size()));
+  return device_spans_->Reserve(3 * static_cast<int>(plan.Shown()));
 }
 
 void StepTimeline::Add(const TraceLabel& step, const char* operation, std::string_view subject,

@@ -1,4 +1,4 @@
-// The timeline of an engine, if the config asks for one. The device times instructions if it has a
+// The timeline of an engine, if the config asks for one. The device times operations if it has a
 // clock for its streams; else tasks of the streams do.
 #pragma once
 
@@ -21,7 +21,7 @@ class StepTimeline {
 
   // Without ebb.trace there is no timeline, and these calls do nothing.
   absl::Status Make(const sharding::Plan& plan);
-  // The observer of instructions; null: there is none.
+  // The observer of operations; null: there is none.
   IssueTracer* tracer() { return tracer_ ? &*tracer_ : nullptr; }
   void Add(const TraceLabel& step, const char* operation, std::string_view subject,
            int64_t begin_ns, int64_t end_ns);

@@ -4,12 +4,12 @@
 
 #include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/device/awaited_event.h"
-#include "ebb/runtime/engine/issue/linked_fragment.h"
+#include "ebb/runtime/engine/issue/linked_list.h"
 
 namespace ebb {
 
-using sharding::Instruction;
 using sharding::Line;
+using sharding::Op;
 
 int StreamOrder::AddEvent(Line line, Event& event) {
   events_.push_back(&event);
@@ -26,28 +26,28 @@ absl::Status StreamOrder::MakeFence(const Device& device) {
   return absl::OkStatus();
 }
 
-void StreamOrder::Await(const LinkedFragment& run, int index, int parity) {
-  const Instruction& instruction = run[index];
-  for (int wait : instruction.waits) {
+void StreamOrder::Await(const LinkedList& run, int index, int parity) {
+  const Op& op = run[index];
+  const sharding::Waits& waits = run.waits(index);
+  for (int wait : waits.on) {
     const int event = run.event(wait, parity % 2);
-    Wait(instruction.starts, event);
-    frontier_.Follow(instruction.starts, event);
+    Wait(op.starts, event);
+    frontier_.Follow(op.starts, event);
   }
-  frontier_.Enter(instruction.starts, instruction.enters, parity % 2,
-                  [&](int event) { Wait(instruction.starts, event); });
+  frontier_.Enter(op.starts, waits.enters, parity % 2, [&](int event) { Wait(op.starts, event); });
 }
 
-void StreamOrder::Leave(const LinkedFragment& run, int index, int parity) {
-  const Instruction& instruction = run[index];
+void StreamOrder::Leave(const LinkedList& run, int index, int parity) {
+  const Op& op = run[index];
   const int event = run.event(index, parity % 2);
-  if (event >= 0) At(instruction.ends).Record(*events_[static_cast<size_t>(event)]);
-  frontier_.Issue(instruction.starts, instruction.ends, event);
-  if (event >= 0) frontier_.Leave(instruction.leaves, parity % 2, event);
+  if (event >= 0) At(op.ends).Record(*events_[static_cast<size_t>(event)]);
+  frontier_.Issue(op.starts, op.ends, event);
+  if (event >= 0) frontier_.Leave(run.waits(index).leaves, parity % 2, event);
 }
 
-void StreamOrder::AwaitUses(const Instruction& instruction) {
+void StreamOrder::AwaitUses(const Op& op) {
   uses_.clear();
-  for (const sharding::Operand& operand : instruction.operands) {
+  for (const sharding::Operand& operand : op.operands) {
     ranges_.clear();
     cells_.Find(operand, ranges_);
     for (const auto& [first, last] : ranges_) {
@@ -55,8 +55,7 @@ void StreamOrder::AwaitUses(const Instruction& instruction) {
         uses_.push_back({.cell = cell, .writes = sharding::Writes(operand.access)});
     }
   }
-  frontier_.Enter(instruction.starts, uses_, /*parity=*/0,
-                  [&](int event) { Wait(instruction.starts, event); });
+  frontier_.Enter(op.starts, uses_, /*parity=*/0, [&](int event) { Wait(op.starts, event); });
 }
 
 void StreamOrder::Fence() {

@@ -1,5 +1,5 @@
 // Orders an engine's streams: an operation on one stream comes after the last uses of its memory
-// cells on all others. Within a fragment this order is planned; between fragments the frontier
+// cells on all others. Within a list this order is planned; between lists the frontier
 // knows it; all other work comes between fences.
 #pragma once
 
@@ -11,12 +11,12 @@
 #include "ebb/runtime/device/event.h"
 #include "ebb/runtime/device/stream.h"
 #include "ebb/sharding/frontier.h"
-#include "ebb/sharding/instructions.h"
+#include "ebb/sharding/op_list.h"
 #include "ebb/sharding/waits.h"
 
 namespace ebb {
 
-class LinkedFragment;
+class LinkedList;
 
 class StreamOrder {
  public:
@@ -29,19 +29,19 @@ class StreamOrder {
   // Adds a stream that did not exist so far.
   void UseStream(sharding::Line line, Stream& stream) { streams_[line] = &stream; }
   Stream& At(sharding::Line line) const { return *streams_[line]; }
-  // The number of an event in fragments, for operations that end on `line`. `event` outlives this.
+  // The number of an event in lists, for operations that end on `line`. `event` outlives this.
   int AddEvent(sharding::Line line, Event& event);
 
-  // Around an instruction: its stream waits, then leaves its event. Evaluations have no parity.
-  void Await(const LinkedFragment& run, int instruction, int parity);
-  void Leave(const LinkedFragment& run, int instruction, int parity);
-  // For an instruction outside of steps: its stream waits for all uses of its operands.
-  void AwaitUses(const sharding::Instruction& instruction);
+  // Around an operation: its stream waits, then leaves its event. Evaluations have no parity.
+  void Await(const LinkedList& run, int op, int parity);
+  void Leave(const LinkedList& run, int op, int parity);
+  // For an operation outside of steps: its stream waits for all uses of its operands.
+  void AwaitUses(const sharding::Op& op);
 
   // Every stream comes after all work issued on any. Reads beside steps are left out, because they
-  // may take long. For work outside of fragments, which writes nothing that they read.
+  // may take long. For work outside of lists, which writes nothing that they read.
   void Fence();
-  // The fragment has ended early: the next one waits for all such work, as far as it uses cells.
+  // The list has ended early: the next one waits for all such work, as far as it uses cells.
   void EndEarly();
   // The caller waits for all uses of the control block's cells of this parity.
   void AwaitParity(int parity);

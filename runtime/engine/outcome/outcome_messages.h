@@ -29,7 +29,7 @@ class OutcomeMessages {
   absl::Status OtherRates(const Verdict& ranks) const;
   absl::Status Overflowed(const Verdict& ranks) const;  // if overflows are not checked
   absl::Status ReplicasDiffer(const ReplicaDifference& replicas) const;
-  // The failure, and this rank's call at that time. `operation`: that saw the failure; empty:
+  // The failure, and this rank's call at that time. `op`: that saw the failure; empty:
   // unknown.
   absl::Status Located(const absl::Status& broken, std::string_view operation,
                        std::span<const int64_t> log, int64_t step) const;

@@ -15,18 +15,14 @@ namespace ebb {
 
 // The error of a communicator that broke, if one did.
 absl::Status CallBarrier::WaitOnStepCommunicators() {
-  for (int lane = 1; lane < sharding::kLanes; ++lane) {
-    std::optional<Communicator>& communicator =
-        *core_.communicators.at(static_cast<sharding::Lane>(lane));
+  for (EngineCommunicators::OfSteps& of : core_.communicators.of_steps()) {
     // Parts of a model that is divided over tensor make such calls by themselves.
-    const bool of_verdict =
-        core_.inputs.verdict.has_value() && lane == static_cast<int>(sharding::Lane::kExchange);
-    if (!communicator.has_value() || of_verdict) continue;
-    Stream& stream = lane == static_cast<int>(sharding::Lane::kGather) ? core_.streams.gather()
-                                                                       : core_.streams.reduce();
-    peers_.NoteCollective(*communicator, communicator->Barrier(stream), core_.errors);
+    if (core_.inputs.verdict.has_value() && of.axes == kWorldAxes) continue;
+    Communicator& communicator = of.communicator;
+    Stream& stream = *core_.streams.all()[of.line];
+    peers_.NoteCollective(communicator, communicator.Barrier(stream), core_.errors);
     const auto note = [this, &communicator] {
-      peers_.NoteIfBroken(*communicator, [] { return std::string(); });
+      peers_.NoteIfBroken(communicator, [] { return std::string(); });
     };
     if (RunsOnDevice(stream)) {  // a host stream runs it after the barrier
       note();

@@ -12,7 +12,7 @@
 
 namespace ebb {
 
-using sharding::Lane;
+using sharding::StreamId;
 
 absl::StatusOr<Buffer> AllocatePool(const EngineInputs& inputs, StateClass state, int64_t bytes,
                                     std::string_view what) {
@@ -32,9 +32,9 @@ absl::Status CollectivePools::Show(const Storage& storage, const sharding::Table
   const std::span<std::byte> scratch(storage.At(table.PlaceOf(row)),
                                      static_cast<size_t>(table[row].bytes()));
   // Both sum on the reduce stream, one after the other.
-  for (const Lane lane : {Lane::kReduce, Lane::kReplicas})
-    if (auto* const communicator = communicators_.at(lane); communicator->has_value())
-      EBB_RETURN_IF_ERROR((*communicator)->SumInOrder(scratch));
+  for (const Axes axes : {kShardAxes, Axes(Axis::kReplica)})
+    if (Communicator* const communicator = communicators_.Find(StreamId::kReduce, axes))
+      EBB_RETURN_IF_ERROR(communicator->SumInOrder(scratch));
   return absl::OkStatus();
 }
 
@@ -42,20 +42,20 @@ absl::Status CollectivePools::Show(const Storage& storage, const sharding::Table
 // on all ranks, or none.
 absl::Status CollectivePools::Register(const Storage& storage) {
   absl::Status first;
-  const auto show = [&](Lane lane, std::initializer_list<StateClass> pools) {
-    std::optional<Communicator>& communicator = *communicators_.at(lane);
+  const auto show = [&](StreamId stream, Axes axes, std::initializer_list<StateClass> pools) {
+    Communicator* const communicator = communicators_.Find(stream, axes);
     for (const StateClass state : pools) {
       // After an error a next one would meet another of the other ranks'.
-      if (communicator.has_value() && first.ok())
+      if (communicator != nullptr && first.ok())
         first = communicator->Register(storage.Pool(state));
     }
   };
-  show(Lane::kGather, {StateClass::kGather, StateClass::kParameter});
-  show(Lane::kSecondary, {StateClass::kGather, StateClass::kSecondary});
-  show(Lane::kReduce, {StateClass::kGradient, StateClass::kStaging});
-  show(Lane::kReplicas, {StateClass::kGradient, StateClass::kStaging});
+  show(StreamId::kGather, kShardAxes, {StateClass::kGather, StateClass::kParameter});
+  show(StreamId::kGather, Axis::kInner, {StateClass::kGather, StateClass::kSecondary});
+  show(StreamId::kReduce, kShardAxes, {StateClass::kGradient, StateClass::kStaging});
+  show(StreamId::kReduce, Axis::kReplica, {StateClass::kGradient, StateClass::kStaging});
   // Not the verdict's, because all of its ranks would have to come here, and records are small.
-  if (!inputs_.verdict.has_value()) show(Lane::kExchange, {StateClass::kStaging});
+  if (!inputs_.verdict.has_value()) show(StreamId::kReduce, kWorldAxes, {StateClass::kStaging});
   const absl::Status any = AgreeOnStatus(communicators_.Control(streams_.reduce()), first);
   if (any.ok()) return absl::OkStatus();
   EBB_RETURN_IF_ERROR(communicators_.control().status());
@@ -68,8 +68,7 @@ absl::Status CollectivePools::Register(const Storage& storage) {
 }
 
 void CollectivePools::Deregister() {
-  for (std::optional<Communicator>& communicator : communicators_.of_steps())
-    if (communicator.has_value()) communicator->Deregister();
+  for (EngineCommunicators::OfSteps& of : communicators_.of_steps()) of.communicator.Deregister();
 }
 
 }  // namespace ebb

@@ -10,7 +10,8 @@
 
 namespace ebb {
 
-using sharding::Lane;
+using sharding::LineOf;
+using sharding::StreamId;
 
 CommunicatorOptions EngineCommunicators::OptionsOf(std::string_view name) const {
   return {.name = absl::StrCat(inputs_.options.name, " ", std::string(name)),
@@ -41,7 +42,7 @@ absl::Status EngineCommunicators::MakeVerdict() {
   CommunicatorOptions options = OptionsOf("exchange");
   options.reduction_group = 0;  // nothing is summed
   EBB_ASSIGN_OR_RETURN(Communicator made, inputs_.verdict->NewCommunicator(options));
-  at(Lane::kExchange)->emplace(std::move(made));
+  of_steps_.push_back({LineOf(StreamId::kReduce), kWorldAxes, std::move(made)});
   return absl::OkStatus();
 }
 
@@ -49,38 +50,51 @@ absl::Status EngineCommunicators::MakeAsyncReads(MemoryLedger& ledger) {
   return MakeForHost("async reads", ledger, async_reads_, async_reads_mirror_);
 }
 
-absl::Status EngineCommunicators::Make(std::string_view name, Lane lane) {
+absl::Status EngineCommunicators::Make(std::string_view name, StreamId stream, Axes axes) {
   EBB_ASSIGN_OR_RETURN(Communicator made, inputs_.world.NewCommunicator(OptionsOf(name)));
-  at(lane)->emplace(std::move(made));
+  of_steps_.push_back({LineOf(stream), axes, std::move(made)});
   return absl::OkStatus();
 }
 
-absl::Status EngineCommunicators::Split(std::string_view name, int group, Lane lane) {
+absl::Status EngineCommunicators::Split(std::string_view name, int group, StreamId stream,
+                                        Axes axes) {
   CommunicatorOptions options = OptionsOf(name);
   options.reduction_group = 0;  // the world's need not divide its parts
   EBB_ASSIGN_OR_RETURN(const World part,
                        inputs_.world.Divide(/*colour=*/group, /*key=*/inputs_.rank(), options));
   EBB_ASSIGN_OR_RETURN(Communicator made, part.NewCommunicator(options));
-  at(lane)->emplace(std::move(made));
+  of_steps_.push_back({LineOf(stream), axes, std::move(made)});
   return absl::OkStatus();
 }
 
+Communicator* EngineCommunicators::Find(StreamId stream, Axes axes) {
+  const auto found = std::find_if(of_steps_.begin(), of_steps_.end(), [&](const OfSteps& of) {
+    return of.line == LineOf(stream) && of.axes == axes;
+  });
+  return found == of_steps_.end() ? nullptr : &found->communicator;
+}
+
+Communicator& EngineCommunicators::Along(StreamId stream, Axes axes) {
+  Communicator* const own = Find(stream, axes);
+  return own != nullptr ? *own : *Find(stream, kShardAxes);
+}
+
 absl::Status EngineCommunicators::MakeGather(int shards) {
-  if (shards == inputs_.size()) return Make("gather", Lane::kGather);
-  return Split("gather", inputs_.rank() / shards, Lane::kGather);
+  if (shards == inputs_.size()) return Make("gather", StreamId::kGather, kShardAxes);
+  return Split("gather", inputs_.rank() / shards, StreamId::kGather, kShardAxes);
 }
 
 // Gathers of either kind are on one stream; these reach the ranks of one group only.
 absl::Status EngineCommunicators::MakeSecondary(int secondary_shards) {
   if (secondary_shards == 0) return absl::OkStatus();
-  return Split("gather secondary", inputs_.rank() / secondary_shards, Lane::kSecondary);
+  return Split("gather secondary", inputs_.rank() / secondary_shards, StreamId::kGather, Axis::kInner);
 }
 
 absl::Status EngineCommunicators::MakeReduce(int shards) {
-  if (shards == inputs_.size()) return Make("reduce", Lane::kReduce);
-  EBB_RETURN_IF_ERROR(Split("reduce", inputs_.rank() / shards, Lane::kReduce));
-  EBB_RETURN_IF_ERROR(Split("replicas", inputs_.rank() % shards, Lane::kReplicas));
-  return inputs_.verdict.has_value() ? absl::OkStatus() : Make("exchange", Lane::kExchange);
+  if (shards == inputs_.size()) return Make("reduce", StreamId::kReduce, kShardAxes);
+  EBB_RETURN_IF_ERROR(Split("reduce", inputs_.rank() / shards, StreamId::kReduce, kShardAxes));
+  EBB_RETURN_IF_ERROR(Split("replicas", inputs_.rank() % shards, StreamId::kReduce, Axis::kReplica));
+  return inputs_.verdict.has_value() ? absl::OkStatus() : Make("exchange", StreamId::kReduce, kWorldAxes);
 }
 
 absl::Status EngineCommunicators::BarrierAfterFreedMemory() const {
@@ -88,8 +102,7 @@ absl::Status EngineCommunicators::BarrierAfterFreedMemory() const {
 }
 
 void EngineCommunicators::Leave() {
-  for (std::optional<Communicator>& communicator : lanes_)
-    if (communicator.has_value()) communicator->Leave();
+  for (OfSteps& of : of_steps_) of.communicator.Leave();
   if (control_.has_value()) control_->Leave();
   if (async_reads_.has_value()) async_reads_->Leave();
 }

@@ -1,9 +1,8 @@
-// The communicators of an engine: one for outside of steps, and one for each lane of steps, so that
-// lanes do not wait for each other.
+// The communicators of an engine: one for outside of steps, and one for each pair of a line and
+// axes that operations of steps name, so that lines do not wait for each other.
 #pragma once
 
-#include <array>
-#include <cstddef>
+#include <deque>
 #include <optional>
 #include <string_view>
 
@@ -12,7 +11,7 @@
 #include "ebb/runtime/engine/engine_inputs.h"
 #include "ebb/runtime/engine/ranks/host_lane.h"
 #include "ebb/runtime/trace/ledger.h"
-#include "ebb/sharding/instructions.h"
+#include "ebb/sharding/op_list.h"
 
 namespace ebb {
 
@@ -42,26 +41,22 @@ class EngineCommunicators {
   // The control communicator for data in host memory; `stream`: the reduce stream.
   HostLane Control(Stream& stream) { return {*control_, stream, mirror_, inputs_.world}; }
   // Likewise of the verdict, before the first step; after MakeVerdict.
-  HostLane Verdict(Stream& stream) { return {**of_world(), stream, mirror_, *inputs_.verdict}; }
+  HostLane Verdict(Stream& stream) { return {of_verdict(), stream, mirror_, *inputs_.verdict}; }
 
-  Communicator& gather() { return **at(sharding::Lane::kGather); }
-  Communicator& reduce() { return **at(sharding::Lane::kReduce); }
+  // A communicator of steps: of the ranks that differ in these axes, for operations on this line.
+  struct OfSteps {
+    sharding::Line line{};
+    Axes axes;
+    Communicator communicator;
+  };
+  std::deque<OfSteps>& of_steps() { return of_steps_; }
   // Null if there is none, or none yet.
-  std::optional<Communicator>* at(sharding::Lane lane) {
-    return &lanes_[static_cast<size_t>(lane)];
-  }
-  // Over all ranks of a verdict, on the reduce stream. If shards are not repeated, it is the
-  // communicator of reductions.
-  std::optional<Communicator>* of_world() {
-    std::optional<Communicator>* const own = at(sharding::Lane::kExchange);
-    return own->has_value() ? own : at(sharding::Lane::kReduce);
-  }
-  // The communicator of an instruction.
-  Communicator& Of(sharding::Lane lane) {
-    return lane == sharding::Lane::kExchange ? **of_world() : **at(lane);
-  }
-  // Communicators of steps, made or not; the first, of Lane::kNone, is never made.
-  std::array<std::optional<Communicator>, sharding::kLanes>& of_steps() { return lanes_; }
+  Communicator* Find(sharding::StreamId stream, Axes axes);
+  // Records are exchanged along the world, or, where that is one shard group without a verdict of its
+  // own, by the communicator of reductions.
+  Communicator& Along(sharding::StreamId stream, Axes axes);
+  Communicator& gather() { return Along(sharding::StreamId::kGather, kShardAxes); }
+  Communicator& of_verdict() { return Along(sharding::StreamId::kReduce, kWorldAxes); }
 
   // To give memory of the device back waits for the device, and a rank must not wait there for
   // another. So ranks meet here afterwards, before the next work on it. Collective.
@@ -75,16 +70,16 @@ class EngineCommunicators {
   // With room for data from host memory.
   absl::Status MakeForHost(std::string_view name, MemoryLedger& ledger,
                            std::optional<Communicator>& communicator, DeviceMirror& mirror) const;
-  absl::Status Make(std::string_view name, sharding::Lane lane);
-  absl::Status Split(std::string_view name, int group,
-                     sharding::Lane lane);  // by the ranks' groups
+  // Among all ranks, or among those of the same group.
+  absl::Status Make(std::string_view name, sharding::StreamId stream, Axes axes);
+  absl::Status Split(std::string_view name, int group, sharding::StreamId stream, Axes axes);
 
   const EngineInputs& inputs_;
   std::optional<Communicator> control_;
   DeviceMirror mirror_;  // for data from host memory
   std::optional<Communicator> async_reads_;
   DeviceMirror async_reads_mirror_;
-  std::array<std::optional<Communicator>, sharding::kLanes> lanes_;
+  std::deque<OfSteps> of_steps_;
 };
 
 }  // namespace ebb

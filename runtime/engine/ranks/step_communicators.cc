@@ -32,10 +32,8 @@ absl::Status StepCommunicators::Broken() const {
     const std::lock_guard lock(mutex_);
     if (!broken_.ok()) return broken_;
   }
-  for (const std::optional<Communicator>& communicator : communicators_.of_steps()) {
-    if (!communicator.has_value()) continue;
-    if (absl::Status status = communicator->status(); !status.ok()) return status;
-  }
+  for (const EngineCommunicators::OfSteps& of : communicators_.of_steps())
+    if (absl::Status status = of.communicator.status(); !status.ok()) return status;
   return inputs_.device.status();
 }
 
@@ -45,8 +43,7 @@ std::string StepCommunicators::WhereBroken(const absl::Status& broken) const {
 }
 
 void StepCommunicators::Abort(const absl::Status& why) {
-  for (std::optional<Communicator>& communicator : communicators_.of_steps())
-    if (communicator.has_value()) communicator->Abort(why);
+  for (EngineCommunicators::OfSteps& of : communicators_.of_steps()) of.communicator.Abort(why);
 }
 
 absl::StatusOr<std::vector<std::vector<int64_t>>> StepCommunicators::Logs(

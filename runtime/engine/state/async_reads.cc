@@ -77,13 +77,15 @@ absl::Status AsyncReads::MakeStreams() {
 absl::Status AsyncReads::MakeRead() {
   const Device& device = core_.inputs.device;
   const sharding::Plan& plan = core_.plans.plan();
-  sharding::Fragment fragment =
+  sharding::OpList list =
       sharding::LowerAsyncRead(plan, core_.slice, core_.storage.files().has_second_places());
-  sharding::DeriveWaits(core_.plans.cells(), fragment);
+  sharding::DeriveWaits(core_.plans.cells(), list);
   core_.order.UseStream(sharding::kAsyncReads, core_.streams.async_reads());
-  issuer_.OnReadAsync([this](int unit) { Read(unit); });
-  EBB_ASSIGN_OR_RETURN(
-      read_, LinkedFragment::Link(std::move(fragment), plan, device, core_.storage, core_.order));
+  issuer_.OnHost(sharding::Role::kSave, [this](const LinkedList& run, int op, int, Stream& stream) {
+    stream.Enqueue([this, unit = run[op].parts.front().unit] { Read(unit); });
+  });
+  EBB_ASSIGN_OR_RETURN(read_,
+                       LinkedList::Link(std::move(list), plan, device, core_.storage, core_.order));
   return absl::OkStatus();
 }
 
@@ -143,13 +145,13 @@ std::shared_future<absl::Status> AsyncReads::Take(StateReader reader) {
   return over_;
 }
 
-// The waits of a step do not cover instructions that are issued beside it.
+// The waits of a step do not cover operations that are issued beside it.
 bool AsyncReads::MayBeginInStep() const {
   if (!core_.storage.files().has_second_places()) return false;
-  const std::vector<sharding::Instruction>& all = read_->fragment().instructions;
-  return std::none_of(all.begin(), all.end(), [](const sharding::Instruction& instruction) {
-    return instruction.code == sharding::Code::kReadAsync &&
-           std::any_of(instruction.operands.begin(), instruction.operands.end(),
+  const std::vector<sharding::Op>& all = read_->list().ops;
+  return std::none_of(all.begin(), all.end(), [](const sharding::Op& op) {
+    return op.role == sharding::Role::kSave &&
+           std::any_of(op.operands.begin(), op.operands.end(),
                        [](const sharding::Operand& operand) {
                          return operand.place.pool != StateClass::kParameter;
                        });

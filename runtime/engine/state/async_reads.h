@@ -1,5 +1,5 @@
-// Reads state beside the next steps (Engine::ReadAsync): one instruction a unit, in the order of
-// the next step's updates, on its own stream. An update waits only for its unit's instruction.
+// Reads state beside the next steps (Engine::ReadAsync): one operation a unit, in the order of
+// the next step's updates, on its own stream. An update waits only for its unit's operation.
 //
 //   beside    | unit 2 | unit 1 | unit 0 | close, agree, commit
 //   updates            | unit 2 | unit 1 | unit 0
@@ -17,7 +17,7 @@
 #include "ebb/runtime/device/cores.h"
 #include "ebb/runtime/device/thread_team.h"
 #include "ebb/runtime/engine/core.h"
-#include "ebb/runtime/engine/issue/linked_fragment.h"
+#include "ebb/runtime/engine/issue/linked_list.h"
 #include "ebb/runtime/engine/memory/storage.h"
 #include "ebb/runtime/engine/ranks/engine_communicators.h"
 #include "ebb/runtime/engine/state/state_access.h"
@@ -85,9 +85,8 @@ class AsyncReads {
   Issuer& issuer_;
   SwapVerifier& verifier_;
   const CallersCore& callers_core_;
-  std::unique_ptr<LinkedFragment> read_;
-  std::unique_ptr<LinkedFragment>
-      before_;  // without second places: its events may still have waiters
+  std::unique_ptr<LinkedList> read_;
+  std::unique_ptr<LinkedList> before_;  // without second places: its events may still have waiters
   bool asked_for_places_ = false;
   std::optional<Stream> copies_;     // from the device
   std::optional<Stream> agreement_;  // of the communicator

@@ -17,7 +17,7 @@
 #include "ebb/runtime/engine/ranks/engine_communicators.h"
 #include "ebb/runtime/engine/state/async_reads.h"
 #include "ebb/runtime/engine/state/state_access.h"
-#include "ebb/runtime/engine/steps/fragment_runner.h"
+#include "ebb/runtime/engine/steps/list_runner.h"
 #include "ebb/runtime/engine/steps/step_progress.h"
 #include "ebb/runtime/engine/steps/suspension.h"
 
@@ -26,7 +26,7 @@ namespace ebb {
 class StateCalls {
  public:
   StateCalls(const Core& core, const ControlBlock& control, const StepProgress& progress,
-             StepOutcome& outcome, FragmentRunner& runner, StateAccess& state, AsyncReads& reads,
+             StepOutcome& outcome, ListRunner& runner, StateAccess& state, AsyncReads& reads,
              CallBarrier& barrier, const Suspension& suspension)
       : core_(core),
         control_(control),
@@ -68,7 +68,7 @@ class StateCalls {
   const ControlBlock& control_;
   const StepProgress& progress_;
   StepOutcome& outcome_;
-  FragmentRunner& runner_;
+  ListRunner& runner_;
   StateAccess& state_;
   AsyncReads& reads_;
   CallBarrier& barrier_;

@@ -33,17 +33,17 @@ StagedRun StateValues::InSlot(const StateRun& run, size_t slot) const {
   return {run, way_.staging.Plus(offset), HostReaches(core_.inputs.device)};
 }
 
-absl::Status StateValues::Start(Slot& slot, sharding::Fragment fragment) {
+absl::Status StateValues::Start(Slot& slot, sharding::OpList list) {
   slot.read_ahead = {};
   EBB_RETURN_IF_ERROR(Await(slot));
-  fragment.of_save = way_.of_save;
-  while (!way_.of_save && slot.over.size() < fragment.instructions.size()) {
+  list.of_save = way_.of_save;
+  while (!way_.of_save && slot.over.size() < list.ops.size()) {
     EBB_ASSIGN_OR_RETURN(Event made, core_.inputs.device.NewEvent());
     slot.over.push_back(std::move(made));
   }
-  EBB_ASSIGN_OR_RETURN(slot.under_way,
-                       LinkedFragment::Link(std::move(fragment), plan(), core_.inputs.device,
-                                            core_.storage, core_.order));
+  EBB_ASSIGN_OR_RETURN(
+      slot.under_way,
+      LinkedList::Link(std::move(list), plan(), core_.inputs.device, core_.storage, core_.order));
   if (way_.of_save) {
     issuer_.StartOfSave(*slot.under_way, way_.copies);
   } else {
@@ -69,14 +69,14 @@ absl::Status StateValues::Await() {
   return first;
 }
 
-absl::Status StateValues::Run(sharding::Fragment fragment) {
-  EBB_RETURN_IF_ERROR(Leave(std::move(fragment)));
+absl::Status StateValues::Run(sharding::OpList list) {
+  EBB_RETURN_IF_ERROR(Leave(std::move(list)));
   return Await();
 }
 
-absl::Status StateValues::Leave(sharding::Fragment fragment) {
+absl::Status StateValues::Leave(sharding::OpList list) {
   absl::Status first = Await();
-  first.Update(Start(slots_[0], std::move(fragment)));
+  first.Update(Start(slots_[0], std::move(list)));
   return first;
 }
 
@@ -151,8 +151,8 @@ std::span<const float> StateValues::ValuesOf(const StagedRun& run) {
 // Blocks that the run covers in part it may share with the run before, which is on its way.
 absl::Status StateValues::PrepareWrite(const StagedRun& run, Slot& slot) {
   EBB_RETURN_IF_ERROR(Await(slot));
-  sharding::Fragment edges = sharding::LowerStateEdges(run);
-  if (edges.instructions.empty()) return absl::OkStatus();
+  sharding::OpList edges = sharding::LowerStateEdges(run);
+  if (edges.ops.empty()) return absl::OkStatus();
   EBB_RETURN_IF_ERROR(Await());
   EBB_RETURN_IF_ERROR(Start(slot, std::move(edges)));
   return Await(slot);

@@ -20,7 +20,7 @@
 #include "ebb/runtime/config/config.h"
 #include "ebb/runtime/device/device.h"
 #include "ebb/runtime/engine/core.h"
-#include "ebb/runtime/engine/issue/linked_fragment.h"
+#include "ebb/runtime/engine/issue/linked_list.h"
 #include "ebb/runtime/engine/issue/runnable_plans.h"
 #include "ebb/runtime/engine/memory/host_pools.h"
 #include "ebb/runtime/engine/memory/storage.h"
@@ -60,9 +60,9 @@ class StateValues {
   absl::Status Verify(const sharding::StateRange& range);
   // Copies parameters from where they are kept to this rank's slice on the device; until Await.
   absl::Status Upload(const sharding::StateRange& range);
-  // Runs a state call's instructions behind all of the above: until they are over, or under way.
-  absl::Status Run(sharding::Fragment fragment);
-  absl::Status Leave(sharding::Fragment fragment);
+  // Runs a state call's operations behind all of the above: until they are over, or under way.
+  absl::Status Run(sharding::OpList list);
+  absl::Status Leave(sharding::OpList list);
   absl::Status Await();
 
   const sharding::Plan& plan() const { return core_.plans.plan(); }
@@ -71,8 +71,8 @@ class StateValues {
 
  private:
   struct Slot {
-    std::unique_ptr<LinkedFragment> under_way;
-    std::vector<Event> over;        // by instruction of that
+    std::unique_ptr<LinkedList> under_way;
+    std::vector<Event> over;        // by operation of that
     sharding::StateRun read_ahead;  // the next run, if it is read ahead; else nothing
   };
 
@@ -81,7 +81,7 @@ class StateValues {
   }
   sharding::StagedRun InSlot(const sharding::StateRun& run, size_t slot) const;
   size_t TakeSlot() { return next_slot_ = (next_slot_ + 1) % slots_.size(); }
-  absl::Status Start(Slot& slot, sharding::Fragment fragment);
+  absl::Status Start(Slot& slot, sharding::OpList list);
   absl::Status Await(Slot& slot);
   // The slot that holds it or will hold it; any slot if the host reaches it in its place.
   absl::StatusOr<size_t> ReadAhead(const sharding::StateRun& run);

@@ -13,8 +13,8 @@
 namespace ebb {
 
 using sharding::Moment;
-using sharding::OperationKind;
 using sharding::PlannedScope;
+using sharding::Role;
 using State = sharding::OrderProgress::State;
 
 void OpenScopes::Begin() {
@@ -97,7 +97,7 @@ void OpenScopes::Advance() {
   sharding::OrderProgress& order = progress_.order;
   while (progress_.moment < progress_.moments()) {
     const size_t at = progress_.moment;
-    const sharding::FragmentMoment& moment = progress_.MomentOf(at);
+    const sharding::Moment& moment = progress_.MomentOf(at);
     if (moment.kind == Moment::kFinish) return;  // Finish's own
     const int scope = moment.kind == Moment::kBegin ? -1 : progress_.ScopeOf(at);
     if (moment.kind == Moment::kOpen && !order.has_come(scope)) return;
@@ -172,11 +172,11 @@ void OpenScopes::OpenAheadOfHeld(const OpenScope& scope) {
   const size_t begin = std::max(progress_.moment, progress_.awaited),
                end = progress_.OpeningOf(scope.planned) + 1;
   for (size_t moment = begin; moment < end; ++moment) {
-    const sharding::Instruction* const missing = FindNotIssued(moment);
+    const sharding::Op* const missing = FindNotIssued(moment);
     if (missing == nullptr) continue;
-    const bool gathers = missing->role == OperationKind::kGather ||
-                         missing->role == OperationKind::kGatherSecondary ||
-                         missing->role == OperationKind::kFillSecondary;
+    const bool gathers = missing->role == Role::kGather ||
+                         missing->role == Role::kGatherSecondary ||
+                         missing->role == Role::kFillSecondary;
     core_.errors.Note(absl::FailedPreconditionError(
         absl::StrCat(messages_.ScopeName(scope.kind, scope.unit), " while ", HeldScope(),
                      " is open: the plan has the ", std::string(sharding::Name(missing->role)),
@@ -193,40 +193,36 @@ void OpenScopes::OpenAheadOfHeld(const OpenScope& scope) {
 
 // Something that the kernels of a moment wait for and that was not issued yet. Other kernels come
 // before them on their stream.
-const sharding::Instruction* OpenScopes::FindNotIssued(size_t moment) const {
-  using sharding::Instruction;
+const sharding::Op* OpenScopes::FindNotIssued(size_t moment) const {
+  using sharding::Op;
   const int index = progress_.MomentOf(moment).kernels;
   if (index < 0) return nullptr;
-  const LinkedFragment& fragment = *progress_.fragment;
-  const Instruction& kernels = fragment[index];
-  const auto is_kernels = [](const Instruction& other) {
-    return other.code == sharding::Code::kKernels;
-  };
-  const auto first_of = [&](int begin, int end) -> const Instruction* {
+  const LinkedList& list = *progress_.list;
+  const auto is_kernels = [](const Op& other) { return other.code() == sharding::Code::kKernels; };
+  const auto first_of = [&](int begin, int end) -> const Op* {
     for (int other = begin; other < end; ++other)
-      if (!is_kernels(fragment[other])) return &fragment[other];
+      if (!is_kernels(list[other])) return &list[other];
     return nullptr;
   };
-  const std::vector<int>& round_begins = fragment.fragment().round_begins;
+  const std::vector<int>& round_begins = list.list().round_begins;
   // A round is issued as a whole before the next one, which may be the same again.
   const int round = progress_.RoundOf(progress_.moment), of_moment = progress_.RoundOf(moment);
   const bool is_later_round = !round_begins.empty() && of_moment > round;
-  for (const int wait : kernels.waits) {
-    if ((is_later_round || wait >= runner_.issued()) && !is_kernels(fragment[wait]))
-      return &fragment[wait];
+  for (const int wait : list.waits(index).on) {
+    if ((is_later_round || wait >= runner_.issued()) && !is_kernels(list[wait])) return &list[wait];
   }
   if (!is_later_round) return nullptr;
   const auto planned = static_cast<size_t>(progress_.RoundInPlan(round));
-  const int end = planned < round_begins.size() ? round_begins[planned] : fragment.size();
+  const int end = planned < round_begins.size() ? round_begins[planned] : list.size();
   if (of_moment > round + 1) {  // skips rounds in the middle, of which nothing is issued
-    const Instruction* const left = first_of(runner_.issued(), end);
+    const Op* const left = first_of(runner_.issued(), end);
     return left != nullptr ? left : first_of(round_begins.front(), round_begins.back());
   }
   for (int other = runner_.issued(); other < end; ++other) {
-    if (is_kernels(fragment[other])) continue;
-    for (const sharding::CellUse& use : kernels.enters) {
-      for (const sharding::CellUse& last : fragment[other].leaves)
-        if (use.cell == last.cell && (use.writes || last.writes)) return &fragment[other];
+    if (is_kernels(list[other])) continue;
+    for (const sharding::CellUse& use : list.waits(index).enters) {
+      for (const sharding::CellUse& last : list.waits(other).leaves)
+        if (use.cell == last.cell && (use.writes || last.writes)) return &list[other];
     }
   }
   return nullptr;
@@ -304,7 +300,7 @@ bool OpenScopes::IsGathered(int unit) const {
   for (int s = 0; s < static_cast<int>(plan.scopes.size()); ++s) {
     const int gather = plan.gather_of_scope[s];
     if (plan.scopes[s].unit == unit && gather >= 0 &&
-        progress_.fragment->fragment().instruction_of[gather] < runner_.issued() &&
+        progress_.list->list().index_of[gather] < runner_.issued() &&
         !progress_.order.is_over(before + s))
       return true;
   }

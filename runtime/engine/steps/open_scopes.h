@@ -20,7 +20,7 @@
 #include "ebb/runtime/engine/outcome/outcome_messages.h"
 #include "ebb/runtime/engine/outcome/step_errors.h"
 #include "ebb/runtime/engine/state/state_access.h"
-#include "ebb/runtime/engine/steps/fragment_runner.h"
+#include "ebb/runtime/engine/steps/list_runner.h"
 #include "ebb/runtime/engine/steps/order_notices.h"
 #include "ebb/runtime/engine/steps/scope_views.h"
 #include "ebb/runtime/engine/steps/step_progress.h"
@@ -29,7 +29,7 @@ namespace ebb {
 
 class OpenScopes {
  public:
-  OpenScopes(const Core& core, StepProgress& progress, FragmentRunner& runner, StateAccess& state,
+  OpenScopes(const Core& core, StepProgress& progress, ListRunner& runner, StateAccess& state,
              OrderNotices& notices, ScopeViews& views, const OutcomeMessages& messages,
              ProfilerRanges& ranges, StepTimeline& timeline, CallersCore& callers_core)
       : core_(core),
@@ -61,7 +61,7 @@ class OpenScopes {
   void Close(OpenScope& scope);
   void Advance();
   void OpenAheadOfHeld(const OpenScope& scope);
-  const sharding::Instruction* FindNotIssued(size_t moment) const;
+  const sharding::Op* FindNotIssued(size_t moment) const;
   std::string HeldScope() const;
   bool ReducesAfter(const OpenScope& scope) const;
   int VisitOf(int unit, bool backward) const;
@@ -75,7 +75,7 @@ class OpenScopes {
 
   const Core& core_;
   StepProgress& progress_;
-  FragmentRunner& runner_;
+  ListRunner& runner_;
   StateAccess& state_;
   OrderNotices& notices_;
   ScopeViews& views_;

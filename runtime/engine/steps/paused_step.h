@@ -8,7 +8,7 @@
 #include "absl/status/status.h"
 #include "ebb/runtime/engine/core.h"
 #include "ebb/runtime/engine/outcome/outcome_messages.h"
-#include "ebb/runtime/engine/steps/fragment_runner.h"
+#include "ebb/runtime/engine/steps/list_runner.h"
 #include "ebb/runtime/engine/steps/open_scopes.h"
 #include "ebb/runtime/engine/steps/order_notices.h"
 #include "ebb/runtime/engine/steps/step_progress.h"
@@ -18,7 +18,7 @@ namespace ebb {
 
 class PausedStep {
  public:
-  PausedStep(const Core& core, StepProgress& progress, FragmentRunner& runner, OpenScopes& scopes,
+  PausedStep(const Core& core, StepProgress& progress, ListRunner& runner, OpenScopes& scopes,
              const OrderNotices& notices, const OutcomeMessages& messages, ViewErrors& view_errors)
       : core_(core),
         progress_(progress),
@@ -43,7 +43,7 @@ class PausedStep {
  private:
   const Core& core_;
   StepProgress& progress_;
-  FragmentRunner& runner_;
+  ListRunner& runner_;
   OpenScopes& scopes_;
   const OrderNotices& notices_;
   const OutcomeMessages& messages_;

@@ -68,11 +68,11 @@ struct StepProgress {
   StepGradients gradients;
   int rounds = 1;
   Runnable* run = nullptr;
-  LinkedFragment* fragment = nullptr;  // of the running plan
-  size_t moment = 0;                   // the next
+  LinkedList* list = nullptr;  // of the running plan
+  size_t moment = 0;           // the next
   sharding::OrderProgress order;
   size_t awaited = 0;          // moments, from the first on, with kernels that wait for their needs
-  bool is_up_to_date = false;  // by FragmentRunner::BringUpToDate
+  bool is_up_to_date = false;  // by ListRunner::BringUpToDate
   Evaluation::Sums sums = {};  // the counts; values come from the device. The loss is the first
   CallLog log;
   MissingBackwards backwards;  // of a step
@@ -85,8 +85,8 @@ struct StepProgress {
   size_t MomentInPlan(size_t at) const;
   // The round of a moment; the begin is in the first round, the end in the last.
   int RoundOf(size_t at) const;
-  const sharding::FragmentMoment& MomentOf(size_t at) const {
-    return fragment->fragment().moments[MomentInPlan(at)];
+  const sharding::Moment& MomentOf(size_t at) const {
+    return list->list().moments[MomentInPlan(at)];
   }
   int ScopeOf(size_t at) const;       // the step's scope that it opens or closes
   size_t OpeningOf(int scope) const;  // the moment

@@ -315,7 +315,7 @@ absl::Status Steps::TakeRates(const FinishOptions& options) {
 }
 
 void Steps::IssueFinish() {
-  const sharding::FragmentMoment& finish = progress_.fragment->fragment().moments.back();
+  const sharding::Moment& finish = progress_.list->list().moments.back();
   ++progress_.moment;
   core_.observers.Touch(IssueObserver::CallerTouch::kBeginRecord, progress_.parity);
   const sharding::UpdateTiming timing = sharding::TimingOf(progress_.plan());

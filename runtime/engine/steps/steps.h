@@ -14,7 +14,7 @@
 #include "ebb/runtime/engine/ranks/engine_calls.h"
 #include "ebb/runtime/engine/state/state_access.h"
 #include "ebb/runtime/engine/step.h"
-#include "ebb/runtime/engine/steps/fragment_runner.h"
+#include "ebb/runtime/engine/steps/list_runner.h"
 #include "ebb/runtime/engine/steps/open_scopes.h"
 #include "ebb/runtime/engine/steps/paused_step.h"
 #include "ebb/runtime/engine/steps/step_progress.h"
@@ -25,7 +25,7 @@ namespace ebb {
 class Steps {
  public:
   Steps(const Core& core, StepProgress& progress, StepOutcome& outcome, ControlBlock& control,
-        RecordExchange& exchange, FragmentRunner& runner, OpenScopes& scopes, PausedStep& paused,
+        RecordExchange& exchange, ListRunner& runner, OpenScopes& scopes, PausedStep& paused,
         ViewErrors& view_errors, StateAccess& state, Suspension& suspension, StepTimeline& timeline)
       : core_(core),
         progress_(progress),
@@ -75,7 +75,7 @@ class Steps {
   StepOutcome& outcome_;
   ControlBlock& control_;
   RecordExchange& exchange_;
-  FragmentRunner& runner_;
+  ListRunner& runner_;
   OpenScopes& scopes_;
   PausedStep& paused_;
   ViewErrors& view_errors_;

@@ -11,14 +11,14 @@
 #include "ebb/runtime/engine/ranks/call_barrier.h"
 #include "ebb/runtime/engine/ranks/collective_pools.h"
 #include "ebb/runtime/engine/ranks/step_communicators.h"
-#include "ebb/runtime/engine/steps/fragment_runner.h"
+#include "ebb/runtime/engine/steps/list_runner.h"
 
 namespace ebb {
 
 class Suspension {
  public:
   Suspension(const Core& core, CollectivePools& pools, StepCommunicators& peers,
-             StepOutcome& outcome, FragmentRunner& runner, CallBarrier& barrier)
+             StepOutcome& outcome, ListRunner& runner, CallBarrier& barrier)
       : core_(core),
         pools_(pools),
         peers_(peers),
@@ -47,7 +47,7 @@ class Suspension {
   CollectivePools& pools_;
   StepCommunicators& peers_;
   StepOutcome& outcome_;
-  FragmentRunner& runner_;
+  ListRunner& runner_;
   CallBarrier& barrier_;
   bool suspended_ = false, has_refused_step_ = false;
 };

@@ -11,7 +11,7 @@
 namespace ebb {
 
 using sharding::Code;
-using sharding::Instruction;
+using sharding::Op;
 using sharding::Operand;
 
 namespace {
@@ -20,21 +20,20 @@ enum { kGradient, kMaster, kParameter, kStates };  // operands
 
 }  // namespace
 
-UpdateCall::Work UpdateCall::WorkOf(const LinkedFragment& run, int index,
-                                    const StepTag& step) const {
-  const Instruction& instruction = run[index];
-  const sharding::UpdateDetail& detail = instruction.updates.front();
+UpdateCall::Work UpdateCall::WorkOf(const LinkedList& run, int index, const StepTag& step) const {
+  const Op& op = run[index];
+  const sharding::UpdateDetail& detail = op.updates.front();
   Work of{.detail = detail,
-          .unit = instruction.parts.front().unit,
-          .parity = instruction.carried ? 1 - step.parity : step.parity,
+          .unit = op.parts.front().unit,
+          .parity = op.carried() ? 1 - step.parity : step.parity,
           .arrays = {.gradient = run.At(index, kGradient),
-                     .gradient_dtype = instruction.operands[kGradient].dtype,
+                     .gradient_dtype = op.operands[kGradient].dtype,
                      .parameter = run.At(index, kParameter),
-                     .parameter_dtype = instruction.operands[kParameter].dtype,
+                     .parameter_dtype = op.operands[kParameter].dtype,
                      .count = detail.count()},
           .master = run.At(index, kMaster),
           .states = run.AllFrom(index, kStates).first(static_cast<size_t>(detail.states))};
-  const Operand& master = instruction.operands[kMaster];
+  const Operand& master = op.operands[kMaster];
   if (master.access == sharding::Access::kNone) {
     of.arrays.rounding = {detail.rounding_unit, detail.begin + core_.slice * detail.per_slice};
   } else if (master.dtype == DType::kFloat32) {
@@ -48,10 +47,9 @@ UpdateCall::Work UpdateCall::WorkOf(const LinkedFragment& run, int index,
   return of;
 }
 
-void UpdateCall::Run(const LinkedFragment& run, int index, const StepTag& step,
-                     Stream& stream) const {
+void UpdateCall::Run(const LinkedList& run, int index, const StepTag& step, Stream& stream) const {
   const Work of = WorkOf(run, index, step);
-  if (run[index].code == Code::kUpdate) return Update(run, index, of, stream);
+  if (run[index].code() == Code::kUpdate) return Update(run, index, of, stream);
   const int sums = kStates + of.detail.states;
   const auto all = static_cast<size_t>(run[index].operands[static_cast<size_t>(sums)].count /
                                        sharding::kNormSumsBytes);
@@ -64,8 +62,7 @@ void UpdateCall::Run(const LinkedFragment& run, int index, const StepTag& step,
 // every collective before it. Kernels that enqueue themselves are enqueued before the errors are
 // known, and read them when they run. An optimizer of the trainer's is called only when the host
 // knows them.
-void UpdateCall::Update(const LinkedFragment& run, int index, const Work& of,
-                        Stream& stream) const {
+void UpdateCall::Update(const LinkedList& run, int index, const Work& of, Stream& stream) const {
   const StepScalars& scalars = constants_.of(of.parity, of.detail.early);
   optim::Kernels& kernels = core_.kernels.Of(stream);
   const bool known = !core_.kernels.Enqueue(stream) || own_enqueues_;

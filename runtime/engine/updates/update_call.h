@@ -12,7 +12,7 @@
 #include "ebb/optim/update.h"
 #include "ebb/runtime/device/stream.h"
 #include "ebb/runtime/engine/core.h"
-#include "ebb/runtime/engine/issue/linked_fragment.h"
+#include "ebb/runtime/engine/issue/linked_list.h"
 #include "ebb/runtime/engine/issue/step_tag.h"
 #include "ebb/runtime/engine/outcome/control_block.h"
 #include "ebb/runtime/engine/outcome/step_outcome.h"
@@ -37,8 +37,8 @@ class UpdateCall {
         own_(own),
         own_enqueues_(OwnOptimizerEnqueues(core)) {}
 
-  // kUpdate and kParameterNorms; instructions.h lists their operands.
-  void Run(const LinkedFragment& run, int instruction, const StepTag& step, Stream& stream) const;
+  // kUpdate and kParameterNorms; operations.h lists their operands.
+  void Run(const LinkedList& run, int op, const StepTag& step, Stream& stream) const;
   bool own_enqueues() const { return own_enqueues_; }  // OwnOptimizerEnqueues
 
  private:
@@ -58,8 +58,8 @@ class UpdateCall {
     int64_t first_set = 0;
   };
 
-  Work WorkOf(const LinkedFragment& run, int instruction, const StepTag& step) const;
-  void Update(const LinkedFragment& run, int instruction, const Work& of, Stream& stream) const;
+  Work WorkOf(const LinkedList& run, int op, const StepTag& step) const;
+  void Update(const LinkedList& run, int op, const Work& of, Stream& stream) const;
   void Keep(const Work& of, Stream& stream) const;
   void SumNorms(const Work& of, std::span<optim::NormSums> sums, bool first, Stream& stream) const;
   void ForEachPart(const Work& of, const Stream& stream,

@@ -15,7 +15,7 @@
 namespace ebb {
 namespace {
 
-using sharding::Code;
+using sharding::Role;
 using stand_in::Reads;
 using stand_in::Touched;
 using stand_in::Writes;
@@ -32,52 +32,53 @@ bool IsOrdered(const Device& device) {
   return stand_in::WatchesOrder() && device.status().ok();
 }
 
-const char* NameOf(const sharding::Instruction& instruction) {
-  switch (instruction.code) {
-    case Code::kRead:
+const char* NameOf(const sharding::Op& op) {
+  switch (op.role) {
+    case Role::kRead:
       return "the host's read of the swap file";
-    case Code::kWrite:
+    case Role::kWrite:
       return "the host's write of the swap file";
-    case Code::kAccumulate:
+    case Role::kAccumulate:
       return "the host's sum";
-    case Code::kNorm:
+    case Role::kNorm:
       return "the host's norm";
-    case Code::kCast:
+    case Role::kCast:
+    case Role::kRound:
       return "the host's cast";
-    case Code::kCastMasters:
+    case Role::kCastMasters:
       return "the host's cast of masters";
-    case Code::kParameterNorms:
+    case Role::kParameterNorms:
       return "the host's norms of parameters";
-    case Code::kReadAsync:
+    case Role::kSave:
       return "what the host reads beside steps";
-    case Code::kPrepare:
+    case Role::kPrepare:
       return "early constants";
-    case Code::kSeal:
+    case Role::kSeal:
       return "a rank's record";
-    case Code::kConclude:
+    case Role::kConclude:
       return "the verdict";
-    case Code::kSealNorms:
+    case Role::kSealNorms:
       return "a rank's record of norms";
-    case Code::kConcludeNorms:
+    case Role::kConcludeNorms:
       return "constants that follow from norms";
     default:
       return "the host's update";
   }
 }
 
-// Instructions in which the host touches memory in the order of a stream. The device notes its own
+// Operations in which the host touches memory in the order of a stream. The device notes its own
 // accesses itself.
 class HostTouches : public IssueObserver {
  public:
   explicit HostTouches(const ObservedEngine& engine) : engine_(engine) {}
 
-  void Begin(LinkedFragment& run, int index, const StepTag& step, Stream& stream) override {
+  void Begin(LinkedList& run, int index, const StepTag& step, Stream& stream) override {
     starts_ = NativeOf(stream);
     if (IsTask(run[index]) || stream.view().native == nullptr) Note(run, index, step, stream);
   }
-  void End(LinkedFragment& run, int index, const StepTag& step, Stream& stream) override {
-    const sharding::Instruction& instruction = run[index];
-    if (instruction.starts == instruction.ends) return;
+  void End(LinkedList& run, int index, const StepTag& step, Stream& stream) override {
+    const sharding::Op& op = run[index];
+    if (op.starts == op.ends) return;
     // A transfer ends behind its start, without an event of the device.
     if (const cudaStream_t ends = NativeOf(stream); starts_ != nullptr && ends != nullptr) {
       stand_in::NoteRecord(starts_, reinterpret_cast<cudaEvent_t>(this));
@@ -108,19 +109,17 @@ class HostTouches : public IssueObserver {
 
  private:
   // A task of the host, also where the device has a stream.
-  static bool IsTask(const sharding::Instruction& instruction) {
-    return instruction.code == Code::kPrepare || instruction.code == Code::kSeal ||
-           instruction.code == Code::kConclude || instruction.code == Code::kSealNorms ||
-           instruction.code == Code::kConcludeNorms;
+  static bool IsTask(const sharding::Op& op) {
+    return op.code() == sharding::Code::kHost && op.role != Role::kSave;
   }
-  void Note(const LinkedFragment& run, int index, const StepTag& step, Stream& stream) const {
+  void Note(const LinkedList& run, int index, const StepTag& step, Stream& stream) const {
     const cudaStream_t native = NativeOf(stream);
     if (native == nullptr || !IsOrdered(*engine_.device)) return;
-    const sharding::Instruction& instruction = run[index];
-    const int parity = instruction.carried ? 1 - step.parity : step.parity;
+    const sharding::Op& op = run[index];
+    const int parity = op.carried() ? 1 - step.parity : step.parity;
     std::vector<Touched> touched;
-    for (int k = 0; k < std::ssize(instruction.operands); ++k) {
-      const sharding::Operand& operand = instruction.operands[static_cast<size_t>(k)];
+    for (int k = 0; k < std::ssize(op.operands); ++k) {
+      const sharding::Operand& operand = op.operands[static_cast<size_t>(k)];
       if (operand.access == sharding::Access::kNone) continue;
       const bool is_written = sharding::Writes(operand.access);
       const auto add = [&](const void* at, int64_t bytes) {
@@ -132,11 +131,10 @@ class HostTouches : public IssueObserver {
         add(run.At(index, k), operand.bytes());
       }
     }
-    stand_in::NoteTouch(native, NameOf(instruction), touched);
+    stand_in::NoteTouch(native, NameOf(op), touched);
   }
   template <class Add>
-  void Control(const LinkedFragment& run, const sharding::Operand& operand, int parity,
-               Add add) const {
+  void Control(const LinkedList& run, const sharding::Operand& operand, int parity, Add add) const {
     const sharding::ControlCells cells(static_cast<int>(run.plan().layout.units.size()));
     for (int64_t cell = operand.place.offset; cell < operand.place.offset + operand.count; ++cell) {
       if (cell < cells.scale && !run.plan().decisions.trainable[static_cast<size_t>(cell)])
@@ -148,7 +146,7 @@ class HostTouches : public IssueObserver {
   }
 
   const ObservedEngine engine_;
-  cudaStream_t starts_ = nullptr;  // of the instruction that begins
+  cudaStream_t starts_ = nullptr;  // of the operation that begins
 };
 
 }  // namespace

@@ -1,19 +1,20 @@
-// The operations of a plan as lowering passes write them, moment by moment, each with its operands.
+// The operations of a plan as emitters write them, moment by moment, each with its operands.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
-#include "ebb/sharding/lists.h"
-#include "ebb/sharding/lower/passes.h"
+#include "ebb/sharding/lower/emit.h"
+#include "ebb/sharding/op_list.h"
 #include "ebb/sharding/operands.h"
 #include "ebb/sharding/plan.h"
 #include "ebb/sharding/plan_facts.h"
 
 namespace ebb::sharding {
 
-// Writes the operands of a plan's instructions, of a step or walk, one instruction after the other.
+// Writes the operands of a step's or walk's operations, one operation after the other.
 class OperandWriter {
  public:
   explicit OperandWriter(const Plan& plan);
@@ -38,46 +39,43 @@ class OperandWriter {
   std::vector<Operand> operands_;
 };
 
-// The memory that the spans of a plan's operations point into.
-struct PlanLists {
-  Lists<Part> parts;
-  Lists<Operand> operands;
-  Lists<UpdateDetail> updates;
-
-  void Close();
-  int64_t bytes() const;
-};
-
 // An operation with lists that may still grow.
-struct OperationDraft {
-  OperationKind kind{};
+struct OpDraft {
+  Role role{};
   StreamId stream{};
   std::vector<Part> parts = {};
   int64_t bytes = 0;
-  Condition condition = Condition::kAlways;
+  When when = When::kAlways;
   std::vector<UpdateDetail> updates = {};
+  std::optional<DType> via = {};
+  bool divides = false, goes_on = false;
+  int scope = -1;
+  bool shown = true;  // in tables
 };
 
-class PlanWriter {
+class OpWriter {
  public:
-  explicit PlanWriter(const Plan& plan);
+  explicit OpWriter(const Plan& plan);
 
   void BeginMoment(Moment::Kind kind, int scope);
   // The operands of the next operation.
   OperandWriter& operands() { return operands_; }
-  // Adds it to the newest moment; returns its index.
-  int Issue(const OperationDraft& operation);
+  // Adds it to the newest moment; returns its number.
+  int Issue(const OpDraft& draft);
+  // Likewise the kernels that end with the next moment.
+  void IssueKernels(const OpDraft& draft);
   // Notes the gather that serves the scope.
-  void Gathers(int scope, int operation);
+  void Gathers(int scope, int number);
 
   // Moves all that was written into the plan.
   void Finish(Plan& plan) &&;
 
  private:
   OperandWriter operands_;
-  std::vector<Operation> operations_;
+  std::vector<Op> ops_;
+  int next_number_ = 0;
   std::vector<Moment> moments_;
-  std::shared_ptr<PlanLists> lists_ = std::make_shared<PlanLists>();
+  std::shared_ptr<OpMemory> memory_ = std::make_shared<OpMemory>();
   std::vector<int> gather_of_scope_;
 };
 

@@ -1,4 +1,4 @@
-// Issues the fragment that runs as far as its step has come, and the updates that one step leaves
+// Issues the list that runs as far as its step has come, and the updates that one step leaves
 // to the next. Counts the bytes that a step moves.
 #pragma once
 
@@ -17,26 +17,26 @@ namespace ebb {
 
 class Issuer;
 
-class FragmentRunner {
+class ListRunner {
  public:
-  FragmentRunner(const Core& core, StepProgress& progress, Issuer& issuer, StepOutcome& outcome,
-                 StepTimeline& timeline)
+  ListRunner(const Core& core, StepProgress& progress, Issuer& issuer, StepOutcome& outcome,
+             StepTimeline& timeline)
       : core_(core), progress_(progress), issuer_(issuer), outcome_(outcome), timeline_(timeline) {}
 
   // The step that is open runs this one, with the updates that the step before has left. Counts
   // anew.
   void Choose(Runnable& run);
   void ChooseWalk();
-  // Reserves spans of the timeline for the instructions of this progress.
+  // Reserves spans of the timeline for the operations of this progress.
   void ReserveSpans() const;
 
-  void Issue(int begin, int end);  // instructions of the fragment that runs
-  // The instructions issued so far, in their order, as if all finished middle rounds had been one.
+  void Issue(int begin, int end);  // operations of the list that runs
+  // The operations issued so far, in their order, as if all finished middle rounds had been one.
   int issued() const;
   // An early update of the unit. A carried update belongs to the step before.
   bool UpdateHasStarted(int unit) const;
-  void StartKernels(int instruction);
-  void EndKernels(int instruction);
+  void StartKernels(int op);
+  void EndKernels(int op);
 
   // Updates of the last step are still to be done: until this step has finished, or was drained.
   bool carries() const { return carries_; }
@@ -49,7 +49,7 @@ class FragmentRunner {
   bool has_after_carried() const { return after_carried_ != nullptr; }
   // Issues the carried updates that are left, because the step is dropped.
   void IssueCarriedLeft();
-  // Issues carried updates before an evaluation. The step goes on in the fragment without them.
+  // Issues carried updates before an evaluation. The step goes on in the list without them.
   void FinishCarried();
   // Issues carried updates that are left before a unit is gathered out of order. Data that they
   // overwrite comes again on all ranks: some may have done theirs before (Engine::ReadAsync).
@@ -70,7 +70,7 @@ class FragmentRunner {
 
  private:
   StepTag Tag() const;
-  void IssueBehindFences(const std::vector<int>& instructions);
+  void IssueBehindFences(const std::vector<int>& ops);
   void CallAfterCarried();
 
   const Core& core_;

@@ -1,4 +1,4 @@
-#include "ebb/runtime/engine/steps/fragment_runner.h"
+#include "ebb/runtime/engine/steps/list_runner.h"
 
 #include <algorithm>
 #include <iterator>
@@ -13,7 +13,7 @@
 
 namespace ebb {
 
-StepTag FragmentRunner::Tag() const {
+StepTag ListRunner::Tag() const {
   return {.trace = progress_.trace,
           .finished = outcome_.finished_steps(),
           .parity = progress_.parity,
@@ -21,98 +21,96 @@ StepTag FragmentRunner::Tag() const {
           .divide = static_cast<float>(1.0 / progress_.gradients.divisor)};
 }
 
-// A rank that cannot link a fragment fails, and runs the config's own, which RunnablePlans::LinkOwn
+// A rank that cannot link a list fails, and runs the config's own, which RunnablePlans::LinkOwn
 // has linked, because the other ranks issue the step's collectives.
-void FragmentRunner::Choose(Runnable& run) {
+void ListRunner::Choose(Runnable& run) {
   absl::Status linked = core_.plans.Link(run, /*carrying=*/false);
   if (linked.ok() && carries_) linked = core_.plans.Link(run, /*carrying=*/true);
   if (!linked.ok()) core_.errors.Fail(linked);
   progress_.run = linked.ok() ? &run : &core_.plans.own();
-  progress_.fragment = progress_.run->linked[carries_ ? 1 : 0].get();
+  progress_.list = progress_.run->linked[carries_ ? 1 : 0].get();
   progress_.run->Predict(carries_, progress_.rounds, moved_[progress_.parity]);
 }
 
-void FragmentRunner::ChooseWalk() {
+void ListRunner::ChooseWalk() {
   progress_.run = &core_.plans.walk();
-  progress_.fragment = core_.plans.walk().linked[0].get();
+  progress_.list = core_.plans.walk().linked[0].get();
 }
 
-void FragmentRunner::ReserveSpans() const {
+void ListRunner::ReserveSpans() const {
   const sharding::Plan& plan = progress_.plan();
   const int64_t operations =
-      std::ssize(plan.operations) +
+      std::ssize(plan.ops) +
       (progress_.rounds - sharding::PlannedRounds(plan)) * std::ssize(plan.MiddleRound());
   timeline_.Collect(progress_.trace.shown ? operations : 0);
 }
 
-void FragmentRunner::Issue(int begin, int end) {
-  issuer_.Run(*progress_.fragment, begin, end, Tag(),
+void ListRunner::Issue(int begin, int end) {
+  issuer_.Run(*progress_.list, begin, end, Tag(),
               progress_.evaluation ? nullptr : &moved_[progress_.parity]);
   if (after_carried_ == nullptr || progress_.evaluation) return;
-  const std::vector<sharding::Instruction>& all = progress_.fragment->fragment().instructions;
-  if (std::none_of(all.begin() + end, all.end(),
-                   [](const sharding::Instruction& i) { return i.carried; }))
+  const std::vector<sharding::Op>& all = progress_.list->list().ops;
+  if (std::none_of(all.begin() + end, all.end(), [](const sharding::Op& i) { return i.carried(); }))
     CallAfterCarried();
 }
 
-void FragmentRunner::AfterCarried(std::function<void()> then) {
+void ListRunner::AfterCarried(std::function<void()> then) {
   after_carried_ = std::move(then);
   if (!carries_) CallAfterCarried();
 }
 
-void FragmentRunner::CallAfterCarried() {
+void ListRunner::CallAfterCarried() {
   if (const auto then = std::exchange(after_carried_, nullptr)) then();
 }
 
-int FragmentRunner::issued() const {
+int ListRunner::issued() const {
   return progress_.moment < progress_.moments() ? progress_.MomentOf(progress_.moment).begin
-                                                : progress_.fragment->fragment().moments.back().end;
+                                                : progress_.list->list().moments.back().end;
 }
 
-bool FragmentRunner::UpdateHasStarted(int unit) const {
+bool ListRunner::UpdateHasStarted(int unit) const {
   for (int index = 0; index < issued(); ++index) {
-    const sharding::Instruction& instruction = (*progress_.fragment)[index];
-    if (instruction.code == sharding::Code::kUpdate && !instruction.carried &&
-        instruction.parts.front().unit == unit)
+    const sharding::Op& op = (*progress_.list)[index];
+    if (op.role == sharding::Role::kUpdate && !op.carried() && op.parts.front().unit == unit)
       return true;
   }
   return false;
 }
 
-void FragmentRunner::StartKernels(int instruction) {
-  core_.order.Await(*progress_.fragment, instruction, progress_.parity);
+void ListRunner::StartKernels(int op) {
+  core_.order.Await(*progress_.list, op, progress_.parity);
 }
 
-void FragmentRunner::EndKernels(int instruction) {
-  core_.order.Leave(*progress_.fragment, instruction, progress_.parity);
+void ListRunner::EndKernels(int op) {
+  core_.order.Leave(*progress_.list, op, progress_.parity);
 }
 
-void FragmentRunner::Drain() {
+void ListRunner::Drain() {
   if (!carries_) return;
   carries_ = false;
-  timeline_.Collect(std::ssize(core_.plans.drain().plan.operations));
-  LinkedFragment& drain = *core_.plans.drain().linked[1];
+  timeline_.Collect(std::ssize(core_.plans.drain().plan.ops));
+  LinkedList& drain = *core_.plans.drain().linked[1];
   StepTag step = Tag();
   step.parity = 1 - outcome_.last_parity();
   step.counts = false;
-  issuer_.Run(drain, 0, static_cast<int>(drain.fragment().instructions.size()), step,
+  issuer_.Run(drain, 0, drain.size(), step,
               /*counted=*/nullptr);
   CallAfterCarried();
 }
 
-void FragmentRunner::IssueCarriedLeft() {
+void ListRunner::IssueCarriedLeft() {
   if (!carries_ || progress_.evaluation) return;
   carries_ = false;
-  IssueBehindFences(sharding::FindCarried(progress_.fragment->fragment(), issued()));
+  IssueBehindFences(sharding::FindCarried(progress_.list->list(), issued()));
 }
 
-void FragmentRunner::FinishCarried() {
+void ListRunner::FinishCarried() {
   if (!carries_) return;
   IssueCarriedLeft();
-  progress_.fragment = progress_.run->linked[0].get();  // of Choose
+  progress_.list = progress_.run->linked[0].get();  // of Choose
 }
 
-void FragmentRunner::BringUpToDate() {
+void ListRunner::BringUpToDate() {
   if (progress_.is_up_to_date) return;
   progress_.is_up_to_date = true;
   if (!sharding::HasCarriedFrom(progress_.plan(), progress_.MomentInPlan(progress_.moment))) return;
@@ -120,36 +118,36 @@ void FragmentRunner::BringUpToDate() {
   BringAgain();
 }
 
-absl::Status FragmentRunner::MayLook() const {
+absl::Status ListRunner::MayLook() const {
   if (!carries_ || !progress_.alive || progress_.evaluation) return absl::OkStatus();
   return absl::FailedPreconditionError(
       "this step still has to run updates of the step before, because parameters on NVMe are "
       "updated just before their use: ask for state between steps, or after Step::Reduce");
 }
 
-void FragmentRunner::AwaitState() {
+void ListRunner::AwaitState() {
   Drain();
   core_.order.WaitIdle();
 }
 
-void FragmentRunner::BringAgain() {
+void ListRunner::BringAgain() {
   IssueBehindFences(
-      sharding::FindToBringAgain(core_.plans.cells(), progress_.fragment->fragment(), issued()));
+      sharding::FindToBringAgain(core_.plans.cells(), progress_.list->list(), issued()));
   core_.order.Fence();
 }
 
-void FragmentRunner::IssueBehindFences(const std::vector<int>& instructions) {
-  for (const int index : instructions) {
+void ListRunner::IssueBehindFences(const std::vector<int>& ops) {
+  for (const int index : ops) {
     core_.order.Fence();
     Issue(index, index + 1);
   }
 }
 
-std::vector<CommunicationRow> FragmentRunner::communication() const {
+std::vector<CommunicationRow> ListRunner::communication() const {
   return moved_[outcome_.last_parity()].Communication();
 }
 
-std::vector<TrafficRow> FragmentRunner::traffic() const {
+std::vector<TrafficRow> ListRunner::traffic() const {
   if (!has_finished_) return {};
   return moved_[outcome_.last_parity()].Traffic();
 }

@@ -1,0 +1,51 @@
+#include "ebb/sharding/lower/lower_scopes.h"
+
+namespace ebb::sharding {
+
+void ScopeLowering::EndMoment(Moment::Kind kind, int scope) {
+  if (kind == Moment::kOpen) open_.push_back(scope);
+  if (kind == Moment::kClose) std::erase(open_, scope);
+  if (open_.empty()) return;
+  for (const int open : open_) Add(in_.plan.scopes[open]);
+  writer_.IssueKernels({.role = Role::kScopes,
+                        .stream = StreamId::kCompute,
+                        .goes_on = kind == Moment::kClose,
+                        .scope = open_.back(),
+                        .shown = false});
+}
+
+// Everything that a scope shows. Debug builds poison what its close releases, which is a write.
+void ScopeLowering::Add(const PlannedScope& scope) {
+  const int unit = scope.unit, visits = table_.visits;
+  for (const bool trainable : {true, false}) {
+    to_.Add(table_.PlaceOf(WholeRow(table_, unit, trainable)), d_.compute_of(unit),
+            scope.releases ? Access::kReadWrite : Access::kRead,
+            SectionOf(in_.plan, unit, trainable).elements);
+  }
+  to_.AddControl(to_.sums(), Access::kReadWrite);
+  if (to_.is_walk()) {
+    to_.AddBytes(table_.PlaceOf(table_.Find(Purpose::kWalkOutputs)), Access::kReadWrite,
+                 table_.bytes.Of(Tier::kDevice, StateClass::kActivation));
+    return;
+  }
+  if (scope.visit > 0) AddBoundary(scope.visit - 1, false, Access::kRead);
+  if (!scope.backward) {
+    if (scope.visit + 1 < visits) AddBoundary(scope.visit, false, Access::kWrite);
+    return;
+  }
+  if (scope.visit + 1 < visits) AddBoundary(scope.visit, true, Access::kRead);
+  if (scope.visit > 0) AddBoundary(scope.visit - 1, true, Access::kWrite);
+  if (!scope.gradients) return;
+  const int gradient = table_.Find(Purpose::kGradient, GradientKey(d_, scope));
+  to_.Add(table_.PlaceOf(gradient), d_.gradient_of(unit),
+          d_.keeps_step_gradients && scope.round > 0 ? Access::kReadWrite : Access::kWrite,
+          SectionOf(in_.plan, unit, true).elements);
+}
+
+void ScopeLowering::AddBoundary(int visit, bool gradient, Access access) {
+  const int row = table_.Find(gradient ? Purpose::kOutputGradient : Purpose::kOutput, visit);
+  to_.AddBytes(table_.PlaceOf(row), access,
+               row < 0 ? 0 : table_[row].turns * table_[row].turn_bytes);
+}
+
+}  // namespace ebb::sharding
