@@ -1,45 +1,58 @@
 #include "ebb/sharding/op.h"
 
+#include <iterator>
 #include <string_view>
 
 namespace ebb::sharding {
 namespace {
 
-constexpr RoleFacts Gathers(std::string_view name, Axes axes, bool brings_parameters = false) {
-  return {name, Code::kRedistribute, axes, Spread::kSlice, Spread::kWhole, brings_parameters};
+constexpr RoleFacts Gathers(Role role, std::string_view name, Axes axes,
+                            bool brings_parameters = false) {
+  return {role, name, Code::kRedistribute, axes, Spread::kSlice, Spread::kWhole, brings_parameters};
+}
+constexpr RoleFacts Brings(Role role, std::string_view name, Code code) {
+  return {.role = role, .name = name, .code = code, .brings_parameters = true};
 }
 
-constexpr RoleFacts kRoleFacts[kRoles] = {
-    {"mark", Code::kKernels},
-    {"kernels", Code::kKernels},
-    Gathers("gather", kShardAxes, /*brings_parameters=*/true),
-    {"fill secondary", Code::kCopy},
-    Gathers("gather secondary", Axis::kInner, /*brings_parameters=*/true),
-    {"cast", Code::kConvert},
-    {"reduce", Code::kRedistribute, kShardAxes, Spread::kPartial, Spread::kSlice},
-    {"all-reduce", Code::kRedistribute, Axis::kReplica, Spread::kPartial, Spread::kWhole},
-    {"round", Code::kConvert},
-    {"accumulate", Code::kAccumulate},
-    {"norm", Code::kNorm},
-    Gathers("gather gradient", kShardAxes),
-    {"prepare", Code::kHost},
-    {"seal", Code::kHost},
-    Gathers("exchange", kWorldAxes),
-    {"conclude", Code::kHost},
-    {"parameter norms", Code::kNorm},
-    {"seal norms", Code::kHost},
-    Gathers("exchange norms", kShardAxes),
-    {"conclude norms", Code::kHost},
-    {"copy control", Code::kCopy},
-    {"update", Code::kUpdate},
-    Gathers("refresh", kShardAxes),
-    {.name = "read", .code = Code::kTransfer, .brings_parameters = true},
-    {.name = "upload", .code = Code::kCopy, .brings_parameters = true},
-    {"download", Code::kCopy},
-    {"write", Code::kTransfer},
-    {.name = "cast masters", .code = Code::kConvert, .brings_parameters = true},
-    {"read beside", Code::kHost},
+using enum Role;
+constexpr RoleFacts kRoleFacts[] = {
+    {kMark, "mark", Code::kKernels},
+    {kScopes, "kernels", Code::kKernels},
+    Gathers(kGather, "gather", kShardAxes, /*brings_parameters=*/true),
+    {kFillSecondary, "fill secondary", Code::kCopy},
+    Gathers(kGatherSecondary, "gather secondary", Axis::kInner, /*brings_parameters=*/true),
+    {kCast, "cast", Code::kConvert},
+    {kReduce, "reduce", Code::kRedistribute, kShardAxes, Spread::kPartial, Spread::kSlice},
+    {kAllReduce, "all-reduce", Code::kRedistribute, Axis::kReplica, Spread::kPartial,
+     Spread::kWhole},
+    {kRound, "round", Code::kConvert},
+    {kAccumulate, "accumulate", Code::kAccumulate},
+    {kNorm, "norm", Code::kNorm},
+    Gathers(kGatherGradient, "gather gradient", kShardAxes),
+    {kPrepare, "prepare", Code::kHost},
+    {kSeal, "seal", Code::kHost},
+    Gathers(kExchange, "exchange", kWorldAxes),
+    {kConclude, "conclude", Code::kHost},
+    {kParameterNorms, "parameter norms", Code::kNorm},
+    {kSealNorms, "seal norms", Code::kHost},
+    Gathers(kExchangeNorms, "exchange norms", kShardAxes),
+    {kConcludeNorms, "conclude norms", Code::kHost},
+    {kCopyControl, "copy control", Code::kCopy},
+    {kUpdate, "update", Code::kUpdate},
+    Gathers(kRefresh, "refresh", kShardAxes),
+    Brings(kRead, "read", Code::kTransfer),
+    Brings(kUpload, "upload", Code::kCopy),
+    {kDownload, "download", Code::kCopy},
+    {kWrite, "write", Code::kTransfer},
+    Brings(kCastMasters, "cast masters", Code::kConvert),
+    {kSave, "read beside", Code::kHost},
 };
+constexpr bool IsInOrder() {
+  for (int role = 0; role < kRoles; ++role)
+    if (kRoleFacts[role].role != static_cast<Role>(role)) return false;
+  return std::size(kRoleFacts) == kRoles;
+}
+static_assert(IsInOrder());
 
 }  // namespace
 

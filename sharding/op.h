@@ -36,7 +36,7 @@ enum class Code : uint8_t {
 };
 
 enum class Role : uint8_t {
-  kMark,    // compute: work that a trainer enqueues outside of scopes: losses
+  kMark,  // compute: losses, which a trainer adds outside of scopes. Beside steps: a place to wait for
   kScopes,  // compute: the trainer's kernels in the scopes that are open
   kGather,  // all-gather of units from their slices into their slots
   // ZeRO++'s hpZ: this rank's part of units just gathered, into its secondary shards; all-gather of
@@ -51,7 +51,7 @@ enum class Role : uint8_t {
   // The squares of a shard that kReduce wrote itself; of all at Finish if a step holds updates.
   kNorm,
   kGatherGradient,  // stage 0: the reduced gradient whole on every rank
-  kPrepare,         // constants of updates that do not wait for the verdict: they w, scale r
+  kPrepare,         // constants of updates that do not wait for the verdict: constants w, scale r
   kSeal,            // this rank's record of norm, overflow, loss, scope hash and errors: record w,
                     // squares r, sums rw; then by unit gradient shard r (kSealShards)
   kExchange,        // all-gather of the records of all ranks
@@ -78,9 +78,10 @@ inline constexpr int kSealShards = 3;
 enum class Movement : uint8_t { kAllGather, kReduceScatter, kAllReduce };
 
 struct RoleFacts {
+  Role role{};
   std::string_view name;  // in errors, timelines and tables
   Code code{};
-  // kRedistribute: over the ranks that differ in these axes.
+  // kRedistribute: among the ranks that differ in these axes, whose parts are equal slices.
   Axes axes = {};
   Spread from = Spread::kWhole, to = Spread::kWhole;
   bool brings_parameters = false;  // one of those that bring a scope's parameters
@@ -147,7 +148,7 @@ struct Op {
   When when = When::kAlways;
   bool by_parity = false;         // touches a control cell of the step's parity
   bool divides = false;           // kReduce, kAllReduce: the sum, by the step's divisor
-  bool goes_on = false;           // kScopes: of scopes that were open before one has closed
+  bool goes_on = false;           // kScopes: behind a close, of scopes that were open before it
   std::optional<DType> via = {};  // kConvert: rounded to this one on the way
   int scope = -1;                 // kScopes: the newest that is open
   int number = -1;                // in tables; -1: not shown there
@@ -183,7 +184,7 @@ struct OpMemory {
   Lists<Operand> operands;
   Lists<UpdateDetail> updates;
 
-  void Close() {
+  void Close() {  // lists of updates are not kept once
     parts.Close();
     operands.Close();
   }

@@ -19,7 +19,7 @@ namespace ebb::sharding {
 
 enum class PlanKind : uint8_t { kStep, kWalk, kDrain };
 
-// Inputs of the passes, which may read the plan's layout, decisions, pools and scopes.
+// Inputs of the passes, which may read the plan's layout, decisions, table and scopes.
 struct PassInputs {
   PlanKind kind{};
   const ModelSpec& model;

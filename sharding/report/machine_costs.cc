@@ -119,7 +119,7 @@ double MachineCosts::BytesOfCore(const Op& op) const {
       break;
     case Code::kAccumulate:
     case Code::kNorm:
-      if (op.updates.empty()) bytes = machine_.sum_bytes;
+      if (op.role == Role::kNorm) bytes = machine_.sum_bytes;
       break;
     case Code::kUpdate:
       bytes = machine_.update_bytes;

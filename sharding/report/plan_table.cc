@@ -99,13 +99,13 @@ class PlanText {
   }
   void Add(const Op& op) {
     std::vector<Texts> arrays;
-    // By pairs, or by unit of a bucket.
-    const bool has_pairs = op.code() == Code::kRedistribute || op.code() == Code::kCopy ||
-                           op.code() == Code::kTransfer || op.code() == Code::kConvert;
-    const size_t each = has_pairs ? 2
-                        : op.parts.size() > 1 && op.role != Role::kSeal
-                            ? op.operands.size() / op.parts.size()
-                            : op.operands.size();
+    // From and to; of a unit; or all.
+    const bool has_pairs = op.code() == Code::kCopy || op.code() == Code::kTransfer ||
+                           op.code() == Code::kConvert || op.code() == Code::kRedistribute;
+    const size_t units = std::max<size_t>(1, op.parts.size());
+    const size_t each = op.role == Role::kAllReduce ? 1
+                        : has_pairs                 ? 2
+                                                    : op.operands.size() / units;
     for (size_t first = 0; first < op.operands.size(); first += each) {
       const size_t count = std::min(each, op.operands.size() - first);
       if (Texts of = ArraysOf(op.operands.subspan(first, count)); !of.empty())

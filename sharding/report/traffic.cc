@@ -36,12 +36,12 @@ std::vector<TrafficRow> PredictTraffic(const Plan& plan, bool carrying, int roun
   return table;
 }
 
-std::vector<CommunicationRow> CommunicationRows(BytesOfKind predicted, BytesOfKind moved) {
-  const auto row = [&](std::string_view name, std::initializer_list<Role> kinds) {
+std::vector<CommunicationRow> CommunicationRows(BytesOfRole predicted, BytesOfRole moved) {
+  const auto row = [&](std::string_view name, std::initializer_list<Role> roles) {
     CommunicationRow sum{.operation = name};
-    for (const Role kind : kinds) {
-      sum.predicted_bytes += static_cast<uint64_t>(predicted(kind));
-      sum.bytes += static_cast<uint64_t>(moved(kind));
+    for (const Role role : roles) {
+      sum.predicted_bytes += static_cast<uint64_t>(predicted(role));
+      sum.bytes += static_cast<uint64_t>(moved(role));
     }
     return sum;
   };
@@ -53,7 +53,7 @@ std::vector<CommunicationRow> CommunicationRows(BytesOfKind predicted, BytesOfKi
 }
 
 std::vector<CommunicationRow> PredictCommunication(const Plan& plan) {
-  return CommunicationRows([&](Role kind) { return plan.BytesOf(kind); },
+  return CommunicationRows([&](Role role) { return plan.BytesOf(role); },
                            [](Role) { return int64_t{0}; });
 }
 

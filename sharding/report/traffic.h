@@ -20,10 +20,10 @@ TrafficRow RowOf(const Move& move);
 // if the plan stands for longer ones; 0: the plan's own.
 std::vector<TrafficRow> PredictTraffic(const Plan& plan, bool carrying = true, int rounds = 0);
 
-// Bytes that a step's collectives move. `predicted` and `moved` are asked for the bytes of one kind
+// Bytes that a step's collectives move. `predicted` and `moved` are asked for the bytes of one role
 // of operation.
-using BytesOfKind = absl::FunctionRef<int64_t(Role)>;
-std::vector<CommunicationRow> CommunicationRows(BytesOfKind predicted, BytesOfKind moved);
+using BytesOfRole = absl::FunctionRef<int64_t(Role)>;
+std::vector<CommunicationRow> CommunicationRows(BytesOfRole predicted, BytesOfRole moved);
 std::vector<CommunicationRow> PredictCommunication(const Plan& plan);
 
 }  // namespace ebb::sharding

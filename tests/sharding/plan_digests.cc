@@ -60,8 +60,9 @@ class Digest {
     for (size_t index = 0; index < list.ops.size(); ++index) {
       const Op& of = list.ops[index];
       const Waits waits = list.waits.empty() ? Waits() : list.waits[index];
-      Add(of.role, of.stream, of.starts, of.ends, of.carried(), of.by_parity, waits.awaited,
-          of.divides, of.scope, of.goes_on, of.bytes);
+      hasher_.Add(Name(of.role));
+      Add(of.stream, of.starts, of.ends, of.carried(), of.by_parity, waits.awaited, of.divides,
+          of.scope, of.goes_on, of.bytes);
       for (const UpdateDetail& update : of.updates)
         Add(update.sub_group, update.begin, update.end, update.states, update.early,
             update.keeps_parameter, update.per_slice, update.rounding_unit);

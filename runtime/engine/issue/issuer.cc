@@ -1,6 +1,7 @@
 #include "ebb/runtime/engine/issue/issuer.h"
 
 #include <algorithm>
+#include <cassert>
 #include <string>
 #include <utility>
 
@@ -100,13 +101,12 @@ void Issuer::Issue(LinkedList& run, int index, const StepTag& step, MovedBytes* 
   core_.order.Await(run, index, step.parity);
   Stream &starts = At(op.starts), &ends = At(op.ends);
   core_.observers.Begin(run, index, step, starts);
-  const bool collects = op.code() == Code::kRedistribute && counted != nullptr;
-  const int64_t before = collects ? core_.communicators.Along(op.stream, op.axes()).bytes_enqueued() : 0;
+  const Communicator* const along = op.code() == Code::kRedistribute && counted != nullptr
+                                        ? &core_.communicators.Along(op.stream, op.axes())
+                                        : nullptr;
+  const int64_t before = along == nullptr ? 0 : along->bytes_enqueued();
   Work(run, index, step, starts);
-  if (collects) {
-    const Communicator& along = core_.communicators.Along(op.stream, op.axes());
-    counted->Add(op.role, along.bytes_enqueued() - before);
-  }
+  if (along != nullptr) counted->Add(op.role, along->bytes_enqueued() - before);
   if (counted != nullptr)
     for (const sharding::Move move : op.moves()) counted->Add(sharding::RowOf(move), move.bytes);
   core_.observers.End(run, index, step, ends);
@@ -125,6 +125,7 @@ void Issuer::Work(LinkedList& run, int index, const StepTag& step, Stream& strea
     case Code::kTransfer:
       return Transfer(run, index, step, stream);
     case Code::kHost:
+      assert(tasks_[static_cast<int>(op.role)] != nullptr);
       return tasks_[static_cast<int>(op.role)](run, index, step.parity, stream);
     case Code::kUpdate:
       if (op.updates.front().early) outcome_.StartEarlyUpdate();
@@ -169,9 +170,8 @@ void Issuer::Redistribute(LinkedList& run, int index, const StepTag& step, Strea
       break;
   }
   peers_.NoteCollective(along, std::move(status), core_.errors);
-  Enqueue(stream, [this, &run, index] {
-    const Op& of = run[index];
-    peers_.NoteIfBroken(core_.communicators.Along(of.stream, of.axes()), [&] { return Describe(run, of); });
+  Enqueue(stream, [this, &run, &along, index] {
+    peers_.NoteIfBroken(along, [&] { return Describe(run, run[index]); });
   });
 }
 
@@ -269,7 +269,7 @@ void Issuer::EndTransfers(LinkedList& run, int index, const StepTag& step) {
 void Issuer::Calculate(const LinkedList& run, int index, const StepTag& step,
                        Stream& stream) const {
   const Op& op = run[index];
-  if (!op.updates.empty() && op.code() != Code::kConvert)
+  if (op.code() == Code::kUpdate || op.role == sharding::Role::kParameterNorms)
     return updates_.Run(run, index, step, stream);
   const auto one = op.code() == Code::kAccumulate ? &Issuer::Accumulate
                    : op.code() == Code::kNorm     ? &Issuer::Norm

@@ -23,9 +23,9 @@ class MovedBytes {
     for (Cell& cell : between_ranks_) cell.Set(0);
   }
   void Predict(const TrafficRow& row, int64_t bytes) { At(row).Set(bytes); }
-  void Predict(sharding::Role kind, int64_t bytes) { At(kind).Set(bytes); }
+  void Predict(sharding::Role role, int64_t bytes) { At(role).Set(bytes); }
   void Add(const TrafficRow& row, int64_t bytes) { At(row).moved += bytes; }
-  void Add(sharding::Role kind, int64_t bytes) { At(kind).moved += bytes; }
+  void Add(sharding::Role role, int64_t bytes) { At(role).moved += bytes; }
 
   // A row for each that was predicted.
   std::vector<TrafficRow> Traffic() const {
@@ -44,12 +44,12 @@ class MovedBytes {
     return rows;
   }
   std::vector<CommunicationRow> Communication() const {
-    const auto of = [this](sharding::Role kind) -> const Cell& {
-      return between_ranks_[static_cast<size_t>(kind)];
+    const auto of = [this](sharding::Role role) -> const Cell& {
+      return between_ranks_[static_cast<size_t>(role)];
     };
     return sharding::CommunicationRows(
-        [&](sharding::Role kind) { return of(kind).predicted.load(); },
-        [&](sharding::Role kind) { return of(kind).moved.load(); });
+        [&](sharding::Role role) { return of(role).predicted.load(); },
+        [&](sharding::Role role) { return of(role).moved.load(); });
   }
 
  private:
@@ -65,10 +65,10 @@ class MovedBytes {
     return between_tiers_[static_cast<int>(row.state)][static_cast<int>(row.tier)]
                          [static_cast<int>(row.direction)];
   }
-  Cell& At(sharding::Role kind) { return between_ranks_[static_cast<size_t>(kind)]; }
+  Cell& At(sharding::Role role) { return between_ranks_[static_cast<size_t>(role)]; }
 
   Cell between_tiers_[kStateClasses][kTiers][2];
-  Cell between_ranks_[sharding::kRoles];  // by kind
+  Cell between_ranks_[sharding::kRoles];  // by role
 };
 
 }  // namespace ebb

@@ -12,8 +12,8 @@ ProfilerRanges::ProfilerRanges(std::span<const std::string> units) : units_(unit
     for (const sharding::ScopeKind kind : {kForward, kBackward, kRecompute})
       scopes_.push_back(absl::StrCat(sharding::Name(kind), " ", unit));
   }
-  for (int kind = 0; kind < sharding::kRoles; ++kind) {
-    const std::string name(sharding::Name(static_cast<sharding::Role>(kind)));
+  for (int role = 0; role < sharding::kRoles; ++role) {
+    const std::string name(sharding::Name(static_cast<sharding::Role>(role)));
     ops_.push_back(name);
     for (const std::string& unit : units) ops_.push_back(absl::StrCat(name, " ", unit));
   }

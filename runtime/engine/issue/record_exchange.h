@@ -40,7 +40,7 @@ class RecordExchange {
   // Begins a step; empty: the schedule's rate.
   void Begin(std::optional<double> learning_rate) { learning_rate_ = learning_rate; }
 
-  // The tasks of the host by role. They lead here, so this outlives the issuer's calls.
+  // The tasks of the host by role. They call this object, which outlives the issuer.
   void GiveTasks(Issuer& issuer);
 
  private:

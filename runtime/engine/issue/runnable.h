@@ -23,8 +23,8 @@ struct Runnable {
     for (const int more : {0, 1}) {
       for (const bool carrying : {false, true})
         traffic_[more][carrying] = sharding::PredictTraffic(plan, carrying, rounds + more);
-      for (int kind = 0; kind < sharding::kRoles; ++kind)
-        bytes_of_[more][kind] = plan.BytesOf(static_cast<sharding::Role>(kind), rounds + more);
+      for (int role = 0; role < sharding::kRoles; ++role)
+        bytes_of_[more][role] = plan.BytesOf(static_cast<sharding::Role>(role), rounds + more);
     }
   }
 
@@ -40,9 +40,9 @@ struct Runnable {
       moved.Predict(planned, of_rounds(static_cast<int64_t>(planned.predicted_bytes),
                                        static_cast<int64_t>(more.predicted_bytes)));
     }
-    for (size_t kind = 0; kind < std::size(bytes_of_[0]); ++kind)
-      moved.Predict(static_cast<sharding::Role>(kind),
-                    of_rounds(bytes_of_[0][kind], bytes_of_[1][kind]));
+    for (size_t role = 0; role < std::size(bytes_of_[0]); ++role)
+      moved.Predict(static_cast<sharding::Role>(role),
+                    of_rounds(bytes_of_[0][role], bytes_of_[1][role]));
   }
 
   sharding::Plan plan;
@@ -53,7 +53,7 @@ struct Runnable {
   // Traffic of the planned rounds [0], and with one middle round more [1]; without [0] and with [1]
   // carried updates.
   std::vector<TrafficRow> traffic_[2][2];
-  // Bytes of the same steps by operation kind.
+  // Bytes of the same steps by role.
   int64_t bytes_of_[2][sharding::kRoles] = {};
 };
 

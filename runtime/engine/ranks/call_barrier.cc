@@ -30,8 +30,8 @@ absl::Status CallBarrier::WaitOnStepCommunicators() {
       stream.Enqueue(note);
     }
   }
-  core_.streams.gather().WaitIdle();
-  core_.streams.reduce().WaitIdle();
+  for (const EngineCommunicators::OfSteps& of : core_.communicators.of_steps())
+    core_.streams.all()[of.line]->WaitIdle();
   return peers_.Broken();
 }
 

@@ -1,6 +1,7 @@
 #include "ebb/runtime/engine/ranks/engine_communicators.h"
 
 #include <algorithm>
+#include <cassert>
 #include <cstdint>
 #include <utility>
 
@@ -75,8 +76,10 @@ Communicator* EngineCommunicators::Find(StreamId stream, Axes axes) {
 }
 
 Communicator& EngineCommunicators::Along(StreamId stream, Axes axes) {
-  Communicator* const own = Find(stream, axes);
-  return own != nullptr ? *own : *Find(stream, kShardAxes);
+  Communicator* found = Find(stream, axes);
+  if (found == nullptr && axes == kWorldAxes) found = Find(stream, kShardAxes);
+  assert(found != nullptr);
+  return *found;
 }
 
 absl::Status EngineCommunicators::MakeGather(int shards) {
@@ -87,14 +90,17 @@ absl::Status EngineCommunicators::MakeGather(int shards) {
 // Gathers of either kind are on one stream; these reach the ranks of one group only.
 absl::Status EngineCommunicators::MakeSecondary(int secondary_shards) {
   if (secondary_shards == 0) return absl::OkStatus();
-  return Split("gather secondary", inputs_.rank() / secondary_shards, StreamId::kGather, Axis::kInner);
+  return Split("gather secondary", inputs_.rank() / secondary_shards, StreamId::kGather,
+               Axis::kInner);
 }
 
 absl::Status EngineCommunicators::MakeReduce(int shards) {
   if (shards == inputs_.size()) return Make("reduce", StreamId::kReduce, kShardAxes);
   EBB_RETURN_IF_ERROR(Split("reduce", inputs_.rank() / shards, StreamId::kReduce, kShardAxes));
-  EBB_RETURN_IF_ERROR(Split("replicas", inputs_.rank() % shards, StreamId::kReduce, Axis::kReplica));
-  return inputs_.verdict.has_value() ? absl::OkStatus() : Make("exchange", StreamId::kReduce, kWorldAxes);
+  EBB_RETURN_IF_ERROR(
+      Split("replicas", inputs_.rank() % shards, StreamId::kReduce, Axis::kReplica));
+  return inputs_.verdict.has_value() ? absl::OkStatus()
+                                     : Make("exchange", StreamId::kReduce, kWorldAxes);
 }
 
 absl::Status EngineCommunicators::BarrierAfterFreedMemory() const {

@@ -49,11 +49,12 @@ class EngineCommunicators {
     Axes axes;
     Communicator communicator;
   };
+  // In the order in which they were made, which all ranks share. Tasks of streams keep references.
   std::deque<OfSteps>& of_steps() { return of_steps_; }
   // Null if there is none, or none yet.
   Communicator* Find(sharding::StreamId stream, Axes axes);
-  // Records are exchanged along the world, or, where that is one shard group without a verdict of its
-  // own, by the communicator of reductions.
+  // That communicator. Records go along the world. Where that is one shard group, and the verdict
+  // is the world's, they go through the communicator of reductions.
   Communicator& Along(sharding::StreamId stream, Axes axes);
   Communicator& gather() { return Along(sharding::StreamId::kGather, kShardAxes); }
   Communicator& of_verdict() { return Along(sharding::StreamId::kReduce, kWorldAxes); }

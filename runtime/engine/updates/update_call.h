@@ -37,7 +37,7 @@ class UpdateCall {
         own_(own),
         own_enqueues_(OwnOptimizerEnqueues(core)) {}
 
-  // kUpdate and kParameterNorms; operations.h lists their operands.
+  // kUpdate and kParameterNorms; op.h lists their operands.
   void Run(const LinkedList& run, int op, const StepTag& step, Stream& stream) const;
   bool own_enqueues() const { return own_enqueues_; }  // OwnOptimizerEnqueues
 
