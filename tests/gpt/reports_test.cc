@@ -53,11 +53,15 @@ TEST(OutputFileTest, OpenNamesAFileThatCannotBeWritten) {
   }
 }
 
-TEST(OutputFileTest, WhatAKilledProcessHasLeftIsRemoved) {
+TEST(OutputFileTest, TheUnfinishedFileOfAnotherRunIsLeftAlone) {
   ScratchFiles files;
-  files.Write("s.json.partial", "half");
-  { ASSERT_TRUE(OutputFile::Open("--summary", files.Path("s.json")).ok()); }
-  EXPECT_EQ(files.Count(), 0u);
+  files.Write("s.json.partial.1", "half");
+  auto file = OutputFile::Open("--summary", files.Path("s.json"));
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_TRUE(file->Write("whole").ok());
+  EXPECT_EQ(files.Read("s.json.partial.1"), "half");
+  EXPECT_EQ(files.Read("s.json"), "whole");
+  EXPECT_EQ(files.Count(), 2u);
 }
 
 // gpt --losses /dev/stdout > FILE

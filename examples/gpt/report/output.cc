@@ -104,10 +104,10 @@ absl::StatusOr<OutputFile> OutputFile::OpenToAppend(std::string_view flag,
   return file;
 }
 
-// One name for all runs, so that a later run replaces what a run that was killed in Write has left.
+// The name is this process's, because other runs may write to the same path.
 absl::Status OutputFile::MakeBeside() {
   Remove();
-  const std::string beside = path_ + ".partial";
+  const std::string beside = absl::StrCat(path_, ".partial.", getpid());
   descriptor_ = open(beside.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0666);
   if (descriptor_ < 0) return Failed("cannot be written");
   temporary_ = beside;
