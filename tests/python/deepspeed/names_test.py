@@ -88,13 +88,14 @@ def test_the_page_has_the_table():
 
 def test_check_lists_the_names_of_a_program(tmp_path):
     path = _written(tmp_path, "import deepspeed\nfrom deepspeed.moe.layer import MoE\nfrom deepspeed.ops.adam import FusedAdam as Adam\n"
-                              "engine = deepspeed.initialize()\ndeepspeed.zero.Init()\ndeepspeed.wonders\n")
+                              "engine = deepspeed.initialize()\ndeepspeed.zero.Init()\ndeepspeed.wonders\nprint(deepspeed.__file__)\n")
     done = _run("--check", path)
     assert done.returncode == 1
     assert f"{path}: deepspeed.initialize: runs" in done.stdout
     assert f"{path}: deepspeed.moe.layer.MoE: refused: experts are not spread over ranks" in done.stdout
     assert f"{path}: deepspeed.wonders: unknown" in done.stdout
     assert "deepspeed.ops.adam.FusedAdam: runs" in done.stdout and "deepspeed.zero.Init: runs" in done.stdout
+    assert f"{path}: deepspeed.__file__: runs" in done.stdout
 
 
 def test_check_sees_names_behind_other_names():

@@ -162,7 +162,7 @@ def _class_of(full: str, row: Row) -> type:
 def verdict(name: str) -> str:
     """Of a name such as "deepspeed.zero.Init": "runs", "refused: why" or "unknown"."""
     parts = name.split(".")[1:]
-    if not parts or ".".join(parts) in _SUBMODULES:
+    if not parts or ".".join(parts) in _SUBMODULES or name == "deepspeed.__file__":
         return "runs"
     for end in range(len(parts) - 1, -1, -1):
         module = ".".join(parts[:end]) or "."
