@@ -26,7 +26,7 @@ def main():
     data = Dataset.from_dict(columns)
     own, options = {}, {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "max_length": 128, "eval_strategy": "steps", "eval_steps": 3}
     if kind == "grpo":
-        options = {"per_device_train_batch_size": 4, "num_generations": 4, "max_completion_length": 8, "beta": 0.1}
+        options = {"per_device_train_batch_size": 4, "num_generations": 4, "max_completion_length": 8}
         own["reward_funcs"] = lambda completions, **more: [float(text.count("e")) + len(text) / 100 for text in completions]
     else:
         own["eval_dataset"] = data.select(range(8))

@@ -1,4 +1,4 @@
-"""Steps of any number of backwards, whose end the loop decides."""
+"""Steps of any number of backwards, whose end the loop decides, and what a loop may read between backwards and steps."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any, Callable
 
 import torch
 
+from ._library import Error
 from ._state import State
 from ._steps import Rates, Steps
 from ._walk import Walk
@@ -17,6 +18,7 @@ class OpenSteps:
     """Is a part of Engine."""
 
     accumulation: int
+    config: dict[str, Any]
     _state: State
     _steps: Steps
     _walk: Walk
@@ -79,3 +81,28 @@ class OpenSteps:
         self._walk.check_whole()
         self._walk.settle()
         self._walk.forget_round()
+
+    @property
+    def shows_values(self) -> bool:
+        """Whether parameters show their values between steps too, without a copy and on each rank alone, at stages 0 to 2. step() then waits for
+        the updates."""
+        return self._steps.shows
+
+    @shows_values.setter
+    def shows_values(self, shows: bool) -> None:
+        self._state.between_steps("shows_values")
+        if shows and int(self.config.get("zero_optimization", {}).get("stage", 0)) == 3:
+            raise Error("shows_values: at stage 3 a parameter is in shards between steps: engine.gather(name) returns its value", "INVALID_ARGUMENT")
+        self._steps.hide_values()
+        self._steps.shows = shows
+        self._steps.refresh_residents()
+
+    @property
+    def reads_gradients(self) -> bool:
+        """Whether gradients can be gathered and written between the last backward of a step and step(). No parameter is then updated before
+        step(). A change holds from the next step on."""
+        return self._steps.holds
+
+    @reads_gradients.setter
+    def reads_gradients(self, reads: bool) -> None:
+        self._steps.holds = reads

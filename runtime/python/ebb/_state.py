@@ -96,7 +96,10 @@ class State:
     # Whole values.
 
     def gather(self, name: str, rank: int = -1, master: bool = False, state: str = "") -> torch.Tensor | None:
-        """Collective: as Engine.gather(), by the engine's name."""
+        """Collective: as Engine.gather(), by the engine's name. Local while the parameter shows its value between steps."""
+        slots, i = self.slots[name]
+        if slots.stays and not master and not state:
+            return slots.views[i].detach().to("cpu", copy=True) if rank in (-1, self.world.rank) else None
         self.between_forwards(checks_writes=False)  # of many parameters in turn
         if state == GRADIENT_NAME:
             self._end_backwards()
@@ -205,6 +208,8 @@ class State:
             shape = self.parameters[name].shape
             if value.shape != shape:
                 raise Error(f"'{name}' has the shape {list(shape)}, and was given {list(value.shape)}", "INVALID_ARGUMENT")
+        if not state:
+            self.steps.hide_values()
         for name, value in values.items():
             given = value.detach().to("cpu", torch.float32).contiguous()
 

@@ -75,6 +75,7 @@ class Steps:
         self.takes_late_rates = False  # those that rates() gives when the step ends
         self.holds = False  # steps keep their gradients until their end, so that they can be read and written; of the open step: held
         self.held = False
+        self.shows = False  # parameters show their values between steps
         self.is_reduced = False  # the gradients of the step are final
         self.given: Rates = []
         self.taken: set[str] = set()  # names of the parameters whose gradients the engine has taken in the step
@@ -103,6 +104,7 @@ class Steps:
         if trains:
             self.finish_evaluation()
             if not self.in_step:
+                self.hide_values()
                 self._begin_step()
             elif self.is_reduced:
                 raise Error(
@@ -326,18 +328,30 @@ class Steps:
             slots.check()
 
     def refresh_residents(self) -> None:
-        """Collective, between steps: updates the values that resident parameters show."""
-        if self.residents and self.slots[0].views:
+        """Collective, between steps: updates the values that parameters show."""
+        if (self.residents or self.shows) and self.slots[0].views:
             self.begin(trains=False)
+            for unit in self.units if self.shows else ():
+                if not unit.keep_whole:
+                    self._show(unit)
+                    self.slots[unit.index].stays = True
             self.finish_evaluation()
+
+    def hide_values(self) -> None:
+        """Ends what refresh_residents() shows, before values change."""
+        for slots in self.slots:
+            slots.end_stay()
+
+    def _show(self, unit: Unit) -> None:
+        self.slots[unit.index].check()
+        check(library.ebb_scope_open(self.memory.handle, FORWARD, unit.index, byref(self._scope)))
+        self.slots[unit.index].show()
+        check(library.ebb_scope_close(self.memory.handle, self._scope))
 
     def _show_residents(self) -> None:
         self.is_stale = False
         for unit in self.residents:
-            self.slots[unit.index].check()
-            check(library.ebb_scope_open(self.memory.handle, FORWARD, unit.index, byref(self._scope)))
-            self.slots[unit.index].show()
-            check(library.ebb_scope_close(self.memory.handle, self._scope))
+            self._show(unit)
 
     def loss_scale(self) -> float:
         scale = c_float()

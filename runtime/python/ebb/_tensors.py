@@ -79,6 +79,7 @@ class Slots:
         self.hidden: list[torch.Tensor] = []
         self.copies: list[torch.Tensor] = []  # of those that are kept whole
         self.bits: list[int] = []  # of the values as they came: of copies, and while they are watched of what a scope shows
+        self.stays = False  # shown until the next step, although no scope is open
         self.scopes = 0
         self.lent: dict[int, tuple[torch.Tensor, type]] = {}  # whole values that parameters show for the caller, and their classes before
         self.places: tuple[list[int], ...] = ()  # where the parameters' memory is: hidden, and shown
@@ -110,7 +111,13 @@ class Slots:
             parameter.__class__ = guarded(kind, Stale)
 
     def hide(self) -> None:
-        if not self.keep_whole:
+        if not self.keep_whole and not self.stays:
+            self.conceal()
+
+    def end_stay(self) -> None:
+        if self.stays:
+            self.check()
+            self.stays = False
             self.conceal()
 
     def conceal(self) -> None:
@@ -149,7 +156,7 @@ class Slots:
         with as_plain():
             if all(memory_of(parameter) != places[i] for places in self.places):
                 value = parameter.data
-            parameter.data = self.copies[i] if self.keep_whole else self.hidden[i]
+            parameter.data = self.copies[i] if self.keep_whole else self.views[i] if self.stays else self.hidden[i]
             parameter.__class__ = kind
         self.versions[i] = parameter._version
         return value

@@ -141,6 +141,8 @@ class Engine(OpenSteps):
             self._walk.forget()
         self._finished += 1
         self._settle_order()
+        if steps.shows:
+            steps.refresh_residents()
         if self.optimizer is not None:
             self.optimizer._opt_called = True  # torch's schedulers warn without it
         if self._finished == 2:
@@ -226,16 +228,6 @@ class Engine(OpenSteps):
         """Ends lend(). Returns the values that the parameters have shown."""
         return self._state.take_back([self._named(name) for name in names])
 
-    @property
-    def reads_gradients(self) -> bool:
-        """Whether gradients can be gathered and written between the last backward of a step and step(). No parameter is then updated before
-        step(). A change holds from the next step on."""
-        return self._steps.holds
-
-    @reads_gradients.setter
-    def reads_gradients(self, reads: bool) -> None:
-        self._steps.holds = reads
-
     def state_dict(self, rank: int = -1) -> dict[str, torch.Tensor]:
         """Collective: all entries of model.state_dict(), with parameters gathered to the CPU of `rank`; -1: to the CPU of every rank.
         Other ranks get an empty dict."""
@@ -287,6 +279,7 @@ class Engine(OpenSteps):
         states: False: values of parameters alone. Optimizer states, the loss scale and the number of steps stay.
         partial: what the checkpoint lacks stays as it is, and what the model lacks is left out. Otherwise both are errors."""
         self._state.between_steps("load")
+        self._steps.hide_values()
         found, options = _library.Loaded(), _library.LoadOptions(without_states=not states, partial=partial)
         check(library.ebb_load_with(self._memory.handle, os.fspath(path).encode(), byref(options), byref(found)))
         self._steps.refresh_residents()
@@ -307,6 +300,7 @@ class Engine(OpenSteps):
         """Collective: every parameter takes the value of the parameter of `other` that has the same name and shape."""
         self._state.between_steps("copy_parameters_from")
         other._state.between_steps("copy_parameters_from")
+        self._steps.hide_values()
         check(library.ebb_engine_copy_parameters(self._memory.handle, other._memory.handle))
         self._steps.refresh_residents()
 
@@ -339,6 +333,7 @@ class Engine(OpenSteps):
         """Collective, between steps: frees the device's memory and keeps the state on the host, until resume(). Meanwhile parameters have
         no values, but state can be read and written."""
         self._state.between_steps("suspend")
+        self._steps.hide_values()
         for slots in self._slots:
             slots.conceal()
             slots.views = []
@@ -474,6 +469,7 @@ class Engine(OpenSteps):
 
     def _adopt(self, order: Order) -> None:
         visits, events = structs_of(order)
+        self._steps.hide_values()
         check(library.ebb_engine_reorder(self._memory.handle, visits, len(visits), events, len(events)))
         self.order = order
         self._steps.adopt(order)

@@ -230,7 +230,7 @@ def test_a_momentum_that_changes_is_refused():
 
 
 @pytest.mark.parametrize("more", [
-    {"data_types": {"keep_in_fp32_modules": "auto"}}, {"checkpoint": {"load_universal": True}},
+    {"data_types": {"keep_in_fp32_modules": "auto"}},
     {"torch_autocast": {"enabled": True, "lower_precision_safe_modules": ["x"]}}, {"torch_autocast": {"enabled": True, "dtype": "fp16"}},
     {"optimizer": {"type": "OneBitAdam"}}, {"optimizer": {"type": "Muon"}},
 ], ids=str)

@@ -210,3 +210,50 @@ def test_a_moving_average_over_gathered_parameters():
             master.lerp_(deepspeed.utils.safe_get_full_fp32_param(one), 0.1)
     assert all(torch.equal(average, master) for average, master in zip(averages, masters)) and averages[0].abs().max() > 0
     engine.destroy()
+
+
+@both
+@pytest.mark.parametrize("stage, dtype", [(0, "bf16"), (1, "fp32"), (2, "bf16")])
+@on_ranks
+def test_below_stage_3_parameters_show_their_values_between_steps(stage, dtype):
+    deepspeed = loops.deepspeed()
+    is_half = dtype == "bf16"
+    engine = loops.begin(training.mlp(), loops.config(stage, **({"bf16": {"enabled": True}} if is_half else {})))
+    model, shown = engine.module, lambda: {name: one.detach().clone() for name, one in engine.module.named_parameters()}
+    batches = [[[one.bfloat16() if is_half else one for one in batch] for batch in step] for step in training.vector_batches(3, engine.world_size)]
+    before = shown()
+    for step in batches:
+        loops.train(engine, [step])
+        values = shown()
+        assert not torch.equal(values["0.weight"], before["0.weight"]) and model[0].weight.norm() > 0
+        with torch.no_grad():
+            engine(step[0][0])  # an evaluation changes nothing
+        if engine.global_rank == 0:  # alone
+            assert all(torch.equal(value, values[name]) for name, value in model.state_dict().items())
+        of_rank_0 = engine.ebb.state_dict(rank=0)
+        assert set(of_rank_0) == (set(values) if engine.global_rank == 0 else set())
+        for name, value in values.items():
+            assert torch.equal(value, engine.ebb.gather(name, master=True).to(value.dtype))
+        before = values
+    with deepspeed.zero.GatheredParameters(model[2].weight, modifier_rank=0):
+        if engine.global_rank == 0:
+            model[2].weight.data.fill_(2)
+    assert set(model[2].weight.flatten().tolist()) == {2}
+    loops.train(engine, batches)
+    engine.destroy()
+
+
+@on_one
+def test_a_write_to_a_shown_value_is_an_error():
+    import ebb
+
+    engine = loops.begin(training.mlp(), loops.config(2))
+    with torch.no_grad():
+        engine.module[0].weight.add_(1)
+    with pytest.raises(ebb.Error, match="has written to '0.weight'"):
+        loops.train(engine, training.vector_batches(1, 1))
+    engine.destroy()
+    engine = loops.begin(training.mlp())
+    with pytest.raises(ebb.Error, match="at stage 3 a parameter is in shards"):
+        engine.ebb.shows_values = True
+    engine.destroy()

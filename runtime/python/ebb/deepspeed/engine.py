@@ -160,6 +160,8 @@ class DeepSpeedEngine(Facts, Saving, nn.Module):
         if self.zero_optimization_stage() == 3:
             for parameter in self.module.parameters():
                 zero.mark(parameter)
+        else:
+            self.ebb.shows_values = True
         if self._groups is not None:
             self.ebb.reads_gradients = True
             self.ebb.forwards_max = _FORWARDS_MAX

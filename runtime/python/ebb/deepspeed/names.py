@@ -52,6 +52,7 @@ TABLE = (
     Row("zero runtime.zero runtime.zero.partition_parameters", "register_external_parameter unregister_external_parameter", "zero",
         "before `initialize`: the parameter is kept whole"),
     Row("zero runtime.zero runtime.zero.partition_parameters", "ZeroParamStatus ZeroParamType is_zero_param", "zero", "of parameters made in `zero.Init`"),
+    Row("runtime.zero.partition_parameters", "zero_wrapper_for_fp_tensor_constructor", "zero", "changes nothing"),
     Row("utils utils.tensor_fragment", "safe_get_full_fp32_param safe_set_full_fp32_param", "state", "the whole fp32 master"),
     Row("utils utils.tensor_fragment", "safe_get_full_optimizer_state safe_set_full_optimizer_state", "state", "a state such as \"exp_avg\""),
     Row("utils utils.tensor_fragment", "safe_get_full_grad safe_set_full_grad safe_update_full_grad_vectorized", "state",
@@ -161,7 +162,7 @@ def _class_of(full: str, row: Row) -> type:
 def verdict(name: str) -> str:
     """Of a name such as "deepspeed.zero.Init": "runs", "refused: why" or "unknown"."""
     parts = name.split(".")[1:]
-    if not parts or ".".join(parts) in _SUBMODULES:
+    if not parts or ".".join(parts) in _SUBMODULES or name == "deepspeed.__file__":
         return "runs"
     for end in range(len(parts) - 1, -1, -1):
         module = ".".join(parts[:end]) or "."
@@ -171,18 +172,6 @@ def verdict(name: str) -> str:
                 return f"refused: {row.note}" if row.source == "refused" else "runs"
             return "unknown"
     return "unknown"
-
-
-def as_table() -> str:
-    """The table of docs/deepspeed.md."""
-    lines = ["| name | here |", "|---|---|"]
-    for row in TABLE:
-        first = row.modules.split()[0]
-        prefix = "" if first == "." else f"{first}."
-        names = ", ".join(f"`{prefix}{name}`" for name in row.names.split())
-        note = {"value": f"`{row.note!r}`", "refused": f"refused: {row.note}", "nothing": f"does nothing: {row.note}"}
-        lines.append(f"| {names} | {note.get(row.source, row.note)} |")
-    return "\n".join(lines)
 
 
 class _Module(types.ModuleType):

@@ -153,6 +153,11 @@ def _current(parameter: nn.Parameter) -> HostValue:
     return parameter._ebb_kept
 
 
+def zero_wrapper_for_fp_tensor_constructor(constructor: Any, *arguments: Any, **keywords: Any) -> Any:
+    """transformers replaces it while it makes a model. Constructors of tensors are left alone here."""
+    return constructor
+
+
 def engine_of(parameter: torch.Tensor) -> Engine | None:
     """The open engine that has the parameter."""
     name = getattr(parameter, "_ebb_name", None)
