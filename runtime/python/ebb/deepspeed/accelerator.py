@@ -1,7 +1,5 @@
 """deepspeed.accelerator: torch.cuda where there is a GPU, else the CPU."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

@@ -1,7 +1,5 @@
 """deepspeed.comm: torch.distributed, whose group begins after Ebb's ranks have met."""
 
-from __future__ import annotations
-
 import os
 from datetime import timedelta
 from typing import Any

@@ -1,7 +1,5 @@
 """DeepSpeed's JSON: what Ebb's engine gets of it, and what is done in Python."""
 
-from __future__ import annotations
-
 import base64
 import binascii
 import copy

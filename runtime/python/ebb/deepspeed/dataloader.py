@@ -1,7 +1,5 @@
 """Loaders of data: each rank's micro-batches, and a loader that begins again."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset, SequentialSampler

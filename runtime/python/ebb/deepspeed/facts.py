@@ -1,7 +1,5 @@
 """What a DeepSpeedEngine says of its configuration."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

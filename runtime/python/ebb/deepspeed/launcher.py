@@ -1,7 +1,5 @@
 """The command `deepspeed`: one process for each GPU of this host, with the variables that torch and Ebb read."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import signal

@@ -1,8 +1,6 @@
 """Single values of an engine's state: deepspeed.utils.safe_get_full_fp32_param and its like. Every rank calls them, also those for one rank's part: a
 part has the elements of DeepSpeed's, ceil(elements / ranks) with zeros behind the last one, however Ebb divides the parameter."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any, Iterable
 

@@ -1,7 +1,5 @@
 """deepspeed.utils.zero_to_fp32: the fp32 values of a tag that save_checkpoint() has written, without an engine."""
 
-from __future__ import annotations
-
 import argparse
 import io
 import os
