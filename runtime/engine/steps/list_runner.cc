@@ -39,9 +39,8 @@ void ListRunner::ChooseWalk() {
 
 void ListRunner::ReserveSpans() const {
   const sharding::Plan& plan = progress_.plan();
-  const int64_t operations =
-      plan.Shown() +
-      (progress_.rounds - sharding::PlannedRounds(plan)) * std::ssize(plan.MiddleRound());
+  const int64_t operations = plan.Shown() + (progress_.rounds - sharding::PlannedRounds(plan)) *
+                                                std::ssize(plan.MiddleRound());
   timeline_.Collect(progress_.trace.shown ? operations : 0);
 }
 
