@@ -9,6 +9,8 @@
 #include <unistd.h>
 #include <utmp.h>
 
+#include <algorithm>
+#include <algorithm>
 #include <csignal>
 #include <cstdlib>
 #include <utility>
@@ -75,7 +77,9 @@ Program::~Program() {
 
 bool Program::WaitFor(const std::string& text) {
   char piece[4096];
-  while (printed_.find(text) == std::string::npos) {
+  size_t searched = 0;  // no `text` begins before
+  while (printed_.find(text, searched) == std::string::npos) {
+    searched = printed_.size() - std::min(printed_.size(), text.size() - 1);
     const ssize_t got = read(output_, piece, sizeof(piece));
     if (got <= 0) return false;
     printed_.append(piece, static_cast<size_t>(got));

@@ -462,20 +462,22 @@ TEST_F(ProgramTest, ADivergingModelDoesNotHang) {
 TEST_F(ProgramTest, ShowPlanAloneNeedsNothingButTheModel) {
   for (const auto& [given, operations] :
        {std::pair("--show-plan", false), std::pair("--show-plan=operations", true)}) {
-    const std::string printed =
+    const std::string all =
         Program({given, "--layers", "4", "--width", "65536", "--heads", "64", "--data",
                  files_.Path("absent"), "--losses", files_.Path("no/losses.csv"), "--offload-param",
                  "nvme", "--offload-optimizer", "nvme", "--nvme-path", files_.Path("none")})
             .ExitsWith(0);
+    const std::string printed = all.substr(0, 8192);  // the tables, and the first operations
     EXPECT_THAT(printed, testing::ContainsRegex("Memory of a rank\n.*predicted MiB\n"));
     EXPECT_THAT(printed, testing::ContainsRegex("optimizer +nvme +[0-9]+"));
     EXPECT_THAT(printed, HasSubstr("Traffic of a step"));
     EXPECT_THAT(printed, HasSubstr("Communication of a rank in a step"));
-    EXPECT_THAT(printed, testing::Not(HasSubstr("tokens/s")));
+    EXPECT_EQ(all.find("tokens/s"), std::string::npos);
     EXPECT_THAT(printed, testing::ContainsRegex("Plan of a step: .*updates [a-z]+ \\(.+\\)\n"));
-    EXPECT_EQ(printed.find("F forward, B backward") != std::string::npos, operations);
+    EXPECT_EQ(printed.find("The step begins.") != std::string::npos, operations);
     if (operations) {
-      for (const char* said : {"gather", "reduce", "block0"}) EXPECT_THAT(printed, HasSubstr(said));
+      for (const char* said : {" gather ", " reduce ", " of block0 "})
+        EXPECT_NE(all.find(said), std::string::npos) << said;
       EXPECT_LT(printed.find("Memory of a rank"), printed.find("Plan of a step: "));
     }
   }
