@@ -10,7 +10,6 @@
 #include <utmp.h>
 
 #include <algorithm>
-#include <algorithm>
 #include <csignal>
 #include <cstdlib>
 #include <utility>
