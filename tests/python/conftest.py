@@ -2,7 +2,7 @@ import os
 import sys
 
 import pytest
-from ranks import Ranks
+from ranks import staying
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -19,16 +19,12 @@ def the_environment_as_it_was():
 
 @pytest.fixture(scope="session")
 def two():
-    ranks = Ranks(2)
-    yield ranks
-    ranks.stop()
+    yield from staying(2)
 
 
 @pytest.fixture(scope="session")
 def one():
-    ranks = Ranks(1)
-    yield ranks
-    ranks.stop()
+    yield from staying(1)
 
 
 @pytest.fixture

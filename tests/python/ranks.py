@@ -9,7 +9,7 @@ import multiprocessing
 import os
 import socket
 import traceback
-from typing import Any, Callable
+from typing import Any, Callable, Iterator
 
 TIMEOUT = 300  # seconds of one function; a rank that hangs is a failure
 
@@ -89,6 +89,13 @@ class Ranks:
         for process in self.processes:
             process.join()
         self.processes = []
+
+
+def staying(size: int) -> Iterator[Ranks]:
+    """The body of a fixture: ranks until its scope ends."""
+    ranks = Ranks(size)
+    yield ranks
+    ranks.stop()
 
 
 class _Body:

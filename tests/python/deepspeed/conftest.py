@@ -2,7 +2,7 @@ import sys
 
 import ebb.deepspeed
 import pytest
-from ranks import Ranks
+from ranks import staying
 
 
 @pytest.fixture(scope="package", autouse=True)
@@ -16,13 +16,9 @@ def deepspeed_is_in_the_path():
 @pytest.fixture(scope="package")
 def two():
     """Ranks of this folder alone: after ebb.deepspeed.install() a process sees deepspeed until it ends."""
-    ranks = Ranks(2)
-    yield ranks
-    ranks.stop()
+    yield from staying(2)
 
 
 @pytest.fixture(scope="package")
 def one():
-    ranks = Ranks(1)
-    yield ranks
-    ranks.stop()
+    yield from staying(1)
