@@ -14,6 +14,7 @@ set(ebb_public_headers
   optim/update.h
   optim/update_arrays.h
   runtime/base/dtype.h
+  runtime/base/encoding.h
   runtime/base/io_backend.h
   runtime/base/name_view.h
   runtime/base/tier.h
