@@ -49,6 +49,10 @@ std::span<const std::string_view> StateNames(const OptimizerConfig& optimizer) {
   return {};
 }
 
+bool IsNeverNegative(std::string_view state) {
+  return state == kAdamStates[1] || state == kAdagradStates[0] || state == kRmspropStates[0];
+}
+
 namespace {
 
 // Runs over a team, in parts of a multiple of `grain`.

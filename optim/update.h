@@ -45,6 +45,9 @@ namespace ebb::optim {
 // {"exp_avg", "exp_avg_sq"} for Adam, {} for SGD without momentum.
 std::span<const std::string_view> StateNames(const OptimizerConfig& optimizer);
 
+// Whether the state with this name never holds a negative number: an average or a sum of squares.
+bool IsNeverNegative(std::string_view state);
+
 // The scalars that change from step to step.
 struct UpdateScalars {
   // The number of the applied update, from 1: for bias correction; SGD's first update copies the

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <string_view>
 
-#include "ebb/runtime/base/dtype.h"
+#include "ebb/runtime/base/encoding.h"
 #include "ebb/sharding/place.h"
 #include "ebb/sharding/state.h"
 
@@ -124,7 +124,7 @@ struct Array {
   int of = 0;             // unit, visit or GradientKey; kTier: 0 on the device, 1 in host memory
   bool trainable = true;  // kSection: which
   int state = 0;          // kState, kWorkState
-  DType dtype = DType::kInt8;  // scratch and slots are bytes
+  Encoding encoding = DType::kInt8;  // scratch and slots are bytes
   Spread spread = Spread::kWhole;
   int64_t elements = 0;  // of this rank's part; 0: there is none
   // The row that this one is another name for. An fp32 parameter may be its own master, a unit that
@@ -139,7 +139,7 @@ struct Array {
   int first_extent = 0, extents = 0;      // of Table::extents
   int first_lifetime = 0, lifetimes = 0;  // of Table::lifetimes
 
-  int64_t bytes() const { return elements * SizeOf(dtype); }
+  int64_t bytes() const { return encoding.bytes(elements); }
   friend bool operator==(const Array&, const Array&) = default;
 };
 

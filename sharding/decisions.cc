@@ -276,6 +276,8 @@ absl::StatusOr<Decisions> Decide(const PlanInputs& inputs, const ModelLayout& la
   decisions.gradient =
       decisions.sums_before_reducing ? decisions.accumulation : decisions.communication;
   decisions.optimizer_states = inputs.optimizer_states;
+  decisions.state_encodings = inputs.state_encodings;
+  for (const UnitSpec& unit : model.units) decisions.state_blocks.push_back(unit.state_block > 0);
   decisions.own_optimizer = inputs.own_optimizer;
   decisions.parameter_tier = config.parameter_tier();
   decisions.optimizer_tier = config.optimizer_tier();

@@ -6,9 +6,11 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "ebb/runtime/base/encoding.h"
 #include "ebb/runtime/config/config.h"
 #include "ebb/sharding/layout.h"
 
@@ -71,6 +73,15 @@ struct Decisions {
   bool rounds_slices(int unit) const { return reduced(unit) != communication_of(unit); }
   bool sums_in_scratch = false;  // ebb.deterministic_reduce, of several ranks
   int optimizer_states = 0;
+  // By state, if they are not fp32; those in blocks in units with UnitSpec::state_block alone.
+  std::vector<Encoding> state_encodings = {};
+  std::vector<bool> state_blocks = {};  // by unit
+  Encoding state_encoding(int unit, int state) const {
+    if (state_encodings.empty()) return DType::kFloat32;
+    const Encoding& encoding = state_encodings[static_cast<size_t>(state)];
+    return encoding.block == 0 || state_blocks[static_cast<size_t>(unit)] ? encoding
+                                                                          : DType::kFloat32;
+  }
   bool own_optimizer = false;
   // By parameter: its optimizer takes norms of all of it before an update (LAMB, LARS). By unit:
   // how many states these read, -1: it has no such parameter.
@@ -100,18 +111,33 @@ struct Decisions {
   bool reads_parameters(int unit) const {
     return (split_master || stochastic_rounding) && compute_of(unit) == DType::kBFloat16;
   }
-  bool reads_any_parameters() const { return MostOfUnits(&Decisions::reads_parameters); }
-  // Bytes of an element beside the parameter.
-  int64_t master_size(int unit) const {
-    return !reads_parameters(unit) ? 4 : stochastic_rounding ? 0 : 2;
+  bool reads_any_parameters() const {
+    return MostOfUnits([this](int unit) { return reads_parameters(unit); });
   }
-  int64_t state_bytes(int unit) const { return master_size(unit) + 4 * optimizer_states; }
+  // A master, or its low half, lies beside the parameter, or is the parameter.
+  bool keeps_master(int unit) const { return !reads_parameters(unit) || !stochastic_rounding; }
+  Encoding master_encoding(int unit) const {
+    return reads_parameters(unit) ? kLowHalves : Encoding(DType::kFloat32);
+  }
+  // Of a piece with so many elements: the master, one state, and all that is beside the parameter.
+  int64_t MasterBytes(int unit, int64_t elements) const {
+    return keeps_master(unit) ? master_encoding(unit).bytes(elements) : 0;
+  }
+  int64_t StateBytes(int unit, int state, int64_t elements) const {
+    return state_encoding(unit, state).bytes(elements);
+  }
+  int64_t BytesBeside(int unit, int64_t elements) const {
+    int64_t bytes = MasterBytes(unit, elements);
+    for (int state = 0; state < optimizer_states; ++state)
+      bytes += StateBytes(unit, state, elements);
+    return bytes;
+  }
   // The most that a trainable unit has of something.
-  template <class Number>
-  Number MostOfUnits(Number (Decisions::*of)(int) const) const {
-    Number most{};
+  template <class Of>
+  std::invoke_result_t<const Of&, int> MostOfUnits(const Of& of) const {
+    std::invoke_result_t<const Of&, int> most{};
     for (int unit = 0; unit < static_cast<int>(trainable.size()); ++unit)
-      if (trainable[static_cast<size_t>(unit)]) most = std::max(most, (this->*of)(unit));
+      if (trainable[static_cast<size_t>(unit)]) most = std::max(most, of(unit));
     return most;
   }
   UpdateTiming timing = UpdateTiming::kLate;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "ebb/sharding/model.h"
 #include "ebb/sharding/scopes.h"
 
@@ -16,26 +17,44 @@ namespace {
 struct Kind {
   DType dtype{};
   bool whole = false;  // over tensor
+  int state_block = 0;
   friend bool operator==(const Kind&, const Kind&) = default;
 };
 
-// How a part differs from its unit: "fp32", "whole", "fp32, whole".
+// How a part differs from its unit: "fp32", "whole", "fp32, whole", "states in fp32".
 std::string DifferenceOf(const Kind& part, const Kind& unit) {
-  const std::string dtype = part.dtype == unit.dtype ? "" : std::string(Name(part.dtype));
-  if (part.whole == unit.whole) return dtype;
-  return absl::StrCat(dtype, dtype.empty() ? "" : ", ", part.whole ? "whole" : "local");
+  std::vector<std::string> differences;
+  if (part.dtype != unit.dtype) differences.emplace_back(Name(part.dtype));
+  if (part.whole != unit.whole) differences.push_back(part.whole ? "whole" : "local");
+  if (part.state_block != unit.state_block)
+    differences.push_back(part.state_block > 0 ? "states in blocks" : "states not in blocks");
+  return absl::StrJoin(differences, ", ");
 }
 
 // Gives each unit the parts that it needs. Backward ends at the first trainable visit, so a unit
 // that has anything to train keeps some of it.
-void AddParts(ModelSpec& model, DType compute) {
+void AddParts(ModelSpec& model, DType compute, const StateBlocks& blocks) {
+  // A unit whose boundaries the engine keeps is not divided for small parameters.
+  const bool has_boundaries =
+      std::any_of(model.forward.begin(), model.forward.end(),
+                  [](const Visit& visit) { return visit.output_bytes > 0; });
+  int of_unit = 0;  // the block of states of the unit's large parameters, if it has any
+  const auto block_of = [&](ParameterId id) {
+    const bool is_large = model[id].trainable && Elements(model[id].shape) >= blocks.least_size;
+    return is_large ? blocks.elements : 0;
+  };
+  // Frozen parameters have no states, and make no part for that.
   const auto kind_of = [&](ParameterId id) -> Kind {
-    return {model[id].compute.value_or(compute), model[id].over_tensor == OverTensor::kWhole};
+    const ParameterSpec& of = model[id];
+    return {of.compute.value_or(compute), of.over_tensor == OverTensor::kWhole,
+            of.trainable && !has_boundaries ? block_of(id) : of_unit};
   };
   const size_t units = model.units.size();
   for (size_t u = 0; u < units; ++u) {
     const std::vector<ParameterId> all = model.units[u].parameters;
     std::vector<Kind> kinds;
+    of_unit = 0;
+    for (ParameterId id : all) of_unit = std::max(of_unit, block_of(id));
     for (const bool trainable : {true, false}) {
       for (const bool whole : {false, true}) {
         for (ParameterId id : all) {
@@ -52,9 +71,11 @@ void AddParts(ModelSpec& model, DType compute) {
       model.units[u].parts.push_back(added);
       UnitSpec& part = model.units.back();
       part.keep_whole = model.units[u].keep_whole;
+      part.state_block = kinds[k].state_block;
       for (ParameterId id : all)
         if (kind_of(id) == kinds[k]) part.parameters.push_back(id);
     }
+    model.units[u].state_block = kinds.empty() ? 0 : kinds.front().state_block;
     std::erase_if(model.units[u].parameters,
                   [&](ParameterId id) { return kind_of(id) != kinds.front(); });
   }
@@ -105,8 +126,8 @@ std::vector<ParameterId> WithParts(const ModelSpec& model, UnitId unit) {
   return parameters;
 }
 
-ModelSpec DivideByDType(ModelSpec model, DType compute) {
-  AddParts(model, compute);
+ModelSpec DivideByDType(ModelSpec model, DType compute, const StateBlocks& blocks) {
+  AddParts(model, compute, blocks);
   std::vector<UnitId> parts;
   for (const UnitSpec& unit : model.units)
     parts.insert(parts.end(), unit.parts.begin(), unit.parts.end());

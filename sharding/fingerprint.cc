@@ -42,8 +42,8 @@ class Fields {
     Add(name, shape, trainable, group, cut_rows, compute, over_tensor);
   }
   void One(const UnitSpec& unit) {
-    const auto& [name, parameters, keep_whole, parts] = unit;
-    Add(name, parameters, keep_whole, parts);
+    const auto& [name, parameters, keep_whole, parts, state_block] = unit;
+    Add(name, parameters, keep_whole, parts, state_block);
   }
   void One(const Visit& visit) {
     const auto& [unit, output_bytes, forward, backward, gradients] = visit;
@@ -79,6 +79,10 @@ class Fields {
     const auto& [tier, pool, of_secondary, row, offset, per_slice] = place;
     Add(tier, pool, of_secondary, row, offset, per_slice);
   }
+  void One(const Encoding& encoding) {
+    const auto& [dtype, map, block] = encoding;
+    Add(dtype, map, block);
+  }
   void One(const SubGroup& group) {
     const auto& [unit, begin, end, tier] = group;
     Add(unit, begin, end, tier);
@@ -88,9 +92,9 @@ class Fields {
     Add(begin, end, place);
   }
   void One(const Array& row) {
-    const auto& [purpose, of, trainable, state, dtype, spread, elements, same_as, behind, shares,
+    const auto& [purpose, of, trainable, state, encoding, spread, elements, same_as, behind, shares,
                  turns, turn_bytes, first_extent, extents, first_lifetime, lifetimes] = row;
-    Add(purpose, of, trainable, state, dtype, spread, elements, same_as, behind, shares, turns,
+    Add(purpose, of, trainable, state, encoding, spread, elements, same_as, behind, shares, turns,
         turn_bytes, first_extent, extents, first_lifetime, lifetimes);
   }
   // But for lifetimes, which have become places.
@@ -104,14 +108,16 @@ class Fields {
   void One(const Decisions& decisions) {
     const auto& [world, shards, secondary_shards, stage, rounds, micro_batches_per_round, compute,
                  communication, accumulation, own_compute, reduce_at_round, keeps_step_gradients,
-                 sums_before_reducing, gradient, sums_in_scratch, optimizer_states, own_optimizer,
-                 takes_norms, norm_states, sets_without_norms, parameter_tier, optimizer_tier,
-                 gradient_tier, activation_tier, gradients_follow, split_master,
-                 stochastic_rounding, timing, timing_reason, holds, carried, shares_reads,
-                 kept_whole, accumulates, trainable, verdict_ranks, compared] = decisions;
+                 sums_before_reducing, gradient, sums_in_scratch, optimizer_states, state_encodings,
+                 state_blocks, own_optimizer, takes_norms, norm_states, sets_without_norms,
+                 parameter_tier, optimizer_tier, gradient_tier, activation_tier, gradients_follow,
+                 split_master, stochastic_rounding, timing, timing_reason, holds, carried,
+                 shares_reads, kept_whole, accumulates, trainable, verdict_ranks, compared] =
+        decisions;
     Add(world, shards, secondary_shards, stage, rounds, micro_batches_per_round, compute,
         communication, accumulation, own_compute, reduce_at_round, keeps_step_gradients,
-        sums_before_reducing, gradient, sums_in_scratch, optimizer_states, own_optimizer);
+        sums_before_reducing, gradient, sums_in_scratch, optimizer_states, state_encodings,
+        state_blocks, own_optimizer);
     Add(takes_norms, norm_states, sets_without_norms, parameter_tier, optimizer_tier, gradient_tier,
         activation_tier, gradients_follow, split_master, stochastic_rounding, timing, holds,
         carried, shares_reads, kept_whole, accumulates, trainable, verdict_ranks, compared);
@@ -128,8 +134,8 @@ class Fields {
     Add(unit, scope, first, last);
   }
   void One(const Operand& operand) {
-    const auto& [place, dtype, access, content, count] = operand;
-    Add(place, dtype, access, content, count);
+    const auto& [place, encoding, access, content, count] = operand;
+    Add(place, encoding, access, content, count);
   }
   void One(const UpdateDetail& update) {
     const auto& [sub_group, begin, end, states, early, keeps_parameter, per_slice, rounding_unit] =

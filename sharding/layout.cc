@@ -24,8 +24,9 @@ int64_t RowBlock(const ParameterSpec& parameter) {
 // The first aligned offset from `offset` at which every cut at a multiple of `shard` falls between
 // blocks of the parameter. Moving the start can serve one cut; a parameter that spans several needs
 // slices of whole blocks as well.
-std::optional<int64_t> PlaceRows(int64_t offset, int64_t elements, int64_t block, int64_t shard) {
-  const int64_t step = std::lcm(block, kAlignment);
+std::optional<int64_t> PlaceRows(int64_t offset, int64_t elements, int64_t block, int64_t shard,
+                                 int64_t alignment) {
+  const int64_t step = std::lcm(block, alignment);
   int64_t start = offset;
   // The first try begins before the next cut, the second at it. One at a later cut would end alike.
   for (int tries = 0; tries < 2; ++tries) {
@@ -42,14 +43,14 @@ std::optional<int64_t> PlaceRows(int64_t offset, int64_t elements, int64_t block
 // The placement for slices of `shard` elements, or the parameter that does not fit one.
 std::optional<Section> PlaceParameters(const ModelSpec& model,
                                        std::span<const ParameterId> parameters, int shards,
-                                       int64_t shard, ParameterId& obstacle) {
+                                       int64_t shard, int64_t alignment, ParameterId& obstacle) {
   Section section{.placements = {}, .shard = shard, .elements = shard * shards};
   int64_t end = 0;
   for (ParameterId id : parameters) {
     const int64_t elements = Elements(model[id].shape);
-    int64_t offset = RoundUp(end, kAlignment);
+    int64_t offset = RoundUp(end, alignment);
     if (const int64_t block = RowBlock(model[id]); block > 0) {
-      const std::optional<int64_t> start = PlaceRows(offset, elements, block, shard);
+      const std::optional<int64_t> start = PlaceRows(offset, elements, block, shard, alignment);
       if (!start) {
         obstacle = id;
         return std::nullopt;
@@ -67,17 +68,18 @@ std::optional<Section> PlaceParameters(const ModelSpec& model,
 }  // namespace
 
 absl::StatusOr<Section> Partition(const ModelSpec& model, std::span<const ParameterId> parameters,
-                                  int shards) {
+                                  int shards, int64_t alignment) {
   if (parameters.empty()) return Section{};
   int64_t total = 0;
   bool has_row_cuts = false;
   for (ParameterId id : parameters) {
-    total = RoundUp(total, kAlignment) + Elements(model[id].shape);
+    total = RoundUp(total, alignment) + Elements(model[id].shape);
     has_row_cuts |= RowBlock(model[id]) > 0;
   }
-  const int64_t shortest = RoundUp((total + shards - 1) / shards, kAlignment);
+  const int64_t shortest = RoundUp((total + shards - 1) / shards, alignment);
   ParameterId obstacle = parameters.front();
-  if (!has_row_cuts) return *PlaceParameters(model, parameters, shards, shortest, obstacle);
+  if (!has_row_cuts)
+    return *PlaceParameters(model, parameters, shards, shortest, alignment, obstacle);
 
   const int64_t longest = shortest + shortest / 20;
   // Slices of whole blocks of a parameter, as a parameter over several cuts needs them; then any
@@ -85,18 +87,18 @@ absl::StatusOr<Section> Partition(const ModelSpec& model, std::span<const Parame
   std::vector<int64_t> lengths;
   for (ParameterId id : parameters) {
     if (const int64_t block = RowBlock(model[id]); block > 0) {
-      const int64_t step = std::lcm(block, kAlignment);
+      const int64_t step = std::lcm(block, alignment);
       int64_t length = RoundUp(shortest, step);
       for (int n = 0; n < 64 && length <= longest; ++n, length += step) lengths.push_back(length);
     }
   }
-  for (int64_t n = 0; n < 4096; ++n) lengths.push_back(shortest + n * kAlignment);
+  for (int64_t n = 0; n < 4096; ++n) lengths.push_back(shortest + n * alignment);
   std::sort(lengths.begin(), lengths.end());
   lengths.erase(std::unique(lengths.begin(), lengths.end()), lengths.end());
   for (int64_t shard : lengths) {
     if (shard > longest) break;
     if (std::optional<Section> section =
-            PlaceParameters(model, parameters, shards, shard, obstacle))
+            PlaceParameters(model, parameters, shards, shard, alignment, obstacle))
       return *std::move(section);
   }
   const ParameterSpec& parameter = model[obstacle];
@@ -120,7 +122,8 @@ absl::StatusOr<ModelLayout> LayOut(const ModelSpec& model, int shards) {
     for (ParameterId id : model.units[u].parameters)
       (model[id].trainable ? trainable : frozen).push_back(id);
     UnitLayout unit;
-    EBB_ASSIGN_OR_RETURN(unit.trainable, Partition(model, trainable, shards));
+    const int64_t alignment = std::max<int64_t>(kAlignment, model.units[u].state_block);
+    EBB_ASSIGN_OR_RETURN(unit.trainable, Partition(model, trainable, shards, alignment));
     EBB_ASSIGN_OR_RETURN(unit.frozen, Partition(model, frozen, shards));
     for (const Section* section : {&unit.trainable, &unit.frozen}) {
       for (const PlacedParameter& placement : section->placements) {

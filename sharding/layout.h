@@ -11,7 +11,8 @@
 
 namespace ebb::sharding {
 
-// Parameters and slices start at multiples of this many elements: 128 bytes in 16-bit dtypes.
+// Parameters and slices start at multiples of this many elements: 128 bytes in 16-bit dtypes. In
+// units with UnitSpec::state_block they start at multiples of that.
 inline constexpr int64_t kAlignment = 64;
 
 struct PlacedParameter {
@@ -29,7 +30,7 @@ struct PlacedParameter {
 // flat buffer that kernels write. So no copy is needed on the way.
 struct Section {
   std::vector<PlacedParameter> placements;
-  int64_t shard = 0;     // elements of one rank's slice, a multiple of kAlignment
+  int64_t shard = 0;     // elements of one rank's slice, a multiple of the alignment
   int64_t elements = 0;  // shards * shard
 };
 
@@ -37,7 +38,7 @@ struct Section {
 // may be longer, so that cuts fall between groups of rows. If that adds over 5% to the layout
 // without such cuts, it is refused with the parameter's name.
 absl::StatusOr<Section> Partition(const ModelSpec& model, std::span<const ParameterId> parameters,
-                                  int shards);
+                                  int shards, int64_t alignment = kAlignment);
 
 // A unit is gathered as one or two flat buffers. Gradients, masters and optimizer states exist for
 // the trainable one only.

@@ -84,6 +84,9 @@ struct UnitSpec {
   // tensor beside others: the units with the other parameters. The parts' scopes open and close
   // with this unit's.
   std::vector<UnitId> parts = {};
+  // Set by DivideByDType: the optimizer's states are kept in blocks of so many elements, which no
+  // two parameters and no two ranks share. 0: not in blocks.
+  int state_block = 0;
 };
 
 // One use of a unit in a round: a forward scope and, from the first trainable visit on, a backward
@@ -164,11 +167,18 @@ struct ModelSpec {
 // Elements of a shape: the product of its dimensions, 1 for a scalar.
 int64_t Elements(std::span<const int64_t> shape);
 
-// A plan's units have one dtype each, and are whole over tensor or not. A unit with several keeps
+struct StateBlocks {
+  int elements = 0;        // of a block of an optimizer state; 0: states are not in blocks
+  // Smaller parameters have states that are not in blocks, except beside larger ones in a unit whose
+  // boundaries the engine keeps (Visit::output_bytes).
+  int64_t least_size = 0;
+};
+// A plan's units have one dtype each, are whole over tensor or not, and have states in blocks or
+// not. A unit with several kinds keeps
 // those parameters that are as its first trainable one, which is one that is not whole if there is
 // any; the others become parts, which are visited with it. `compute`: the config's dtype.
 // Engine::Create and PredictProgram do this; it changes nothing of a model that is divided.
-ModelSpec DivideByDType(ModelSpec model, DType compute);
+ModelSpec DivideByDType(ModelSpec model, DType compute, const StateBlocks& blocks = {});
 // The parameters of a unit and of its parts, in the order of the trainer.
 std::vector<ParameterId> WithParts(const ModelSpec& model, UnitId unit);
 

@@ -27,7 +27,7 @@ enum class Code : uint8_t {
   kRedistribute,  // from r, to w; an all-reduce: both in one, rw. Then scratch w, where it sums
   kCopy,          // from r, to w
   kTransfer,      // the same, one of them in a file. Starts on a stream, ends on a line of its own
-  kConvert,       // from r, to w: another dtype
+  kConvert,       // from r, to w: another encoding
   kAccumulate,    // slice r, shard w or rw, square w, scratch w
   kNorm,          // shard r, square w, scratch w; by a rule: as kUpdate, but sums w or rw come last
                   // but one, and nothing else is written

@@ -1,11 +1,11 @@
 // Operands of an operation: places in pools and files, each with the number of elements and the
-// dtype that are read or written.
+// encoding that are read or written.
 #pragma once
 
 #include <cstdint>
 #include <utility>
 
-#include "ebb/runtime/base/dtype.h"
+#include "ebb/runtime/base/encoding.h"
 #include "ebb/sharding/place.h"
 
 namespace ebb::sharding {
@@ -21,16 +21,16 @@ constexpr bool Writes(Access access) {
 // Bytes in a pool or file. kNone: the operation has no such operand.
 struct Operand {
   Place place = {};
-  DType dtype = DType::kInt8;
+  Encoding encoding = DType::kInt8;
   Access access = Access::kNone;
   StateClass content{};  // of a move: the class of what it holds, wherever it lies meanwhile
   int64_t count = 0;     // elements
 
-  int64_t bytes() const { return count * SizeOf(dtype); }
+  int64_t bytes() const { return encoding.bytes(count); }
   friend bool operator==(const Operand&, const Operand&) = default;
   template <class H>
   friend H AbslHashValue(H hash, const Operand& operand) {
-    return H::combine(std::move(hash), operand.place, operand.dtype, operand.access,
+    return H::combine(std::move(hash), operand.place, operand.encoding, operand.access,
                       operand.content, operand.count);
   }
 };

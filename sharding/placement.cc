@@ -84,7 +84,7 @@ StatePlacement DecidePlacement(const Decisions& d, const ModelLayout& layout,
       if (d.optimizer_tier != Tier::kDevice && !device.Takes(group.count())) {
         group.tier = d.optimizer_tier;
         offloaded += group.count();
-        offloaded_bytes += group.count() * d.state_bytes(group.unit);
+        offloaded_bytes += d.BytesBeside(group.unit, group.count());
       }
       placement.sub_groups.push_back(group);
     }

@@ -94,6 +94,7 @@ struct PlanInputs {
   int world = 1;                   // data ranks
   int verdict_ranks = 0;           // Decisions::verdict_ranks; 0: the world
   int optimizer_states = 0;
+  std::vector<Encoding> state_encodings = {};  // as Decisions::state_encodings
   bool own_optimizer = false;
   // Where state lives that is there already; null: it is decided.
   const StatePlacement* placement = nullptr;

@@ -1,6 +1,7 @@
 #include "ebb/sharding/state_pieces.h"
 
 #include <algorithm>
+#include <cassert>
 #include <initializer_list>
 #include <memory>
 #include <utility>
@@ -8,14 +9,15 @@
 namespace ebb::sharding {
 namespace {
 
-Operand OperandAt(const Place& place, DType dtype, int64_t count, Access access = Access::kNone) {
-  return {.place = place, .dtype = dtype, .access = access, .count = count};
+Operand OperandAt(const Place& place, Encoding encoding, int64_t count,
+                  Access access = Access::kNone) {
+  return {.place = place, .encoding = encoding, .access = access, .count = count};
 }
 
 // The part of `stored` that begins at its element `skipped` and has `count` elements.
 Operand Further(Operand stored, int64_t skipped, int64_t count) {
   if (stored.count == 0) return stored;
-  stored.place.offset += skipped * SizeOf(stored.dtype);
+  stored.place.offset += skipped * stored.encoding.code_bytes();
   stored.count = count;
   return stored;
 }
@@ -32,13 +34,18 @@ std::vector<StateRun> RunsOf(const Plan& plan, int shard, const StateRange& rang
   const bool reads_parameters = d.reads_parameters(array.unit);
   const DType compute = d.compute_of(array.unit);
   std::vector<StateRun> runs;
-  // The asked-for part of elements [begin, end). `stored` and `low` are the places of `begin`.
-  const auto add = [&](int64_t begin, int64_t end, const Operand& stored, const Operand& low = {}) {
+  // The asked-for part of elements [begin, end). `stored` and `beside` are the places of `begin`; one
+  // element of `beside` is for so many.
+  const auto add = [&](int64_t begin, int64_t end, const Operand& stored,
+                       const Operand& beside = {}, int64_t block = 1) {
     end = std::min(end, range.end);
     for (int64_t at = std::max(begin, range.begin); at < end;) {
       const int64_t count = std::min(end - at, elements_max);
-      runs.push_back(
-          {at, at + count, {Further(stored, at - begin, count), Further(low, at - begin, count)}});
+      assert((at - begin) % block == 0);
+      runs.push_back({at,
+                      at + count,
+                      {Further(stored, at - begin, count),
+                       Further(beside, (at - begin) / block, (count + block - 1) / block)}});
       at += count;
     }
   };
@@ -63,11 +70,18 @@ std::vector<StateRun> RunsOf(const Plan& plan, int shard, const StateRange& rang
   for (const SubGroup& group : table.SubGroupsOf(array.unit)) {
     const int64_t begin = group.begin - slice, end = group.end - slice;
     if (!masters || !reads_parameters) {
-      add(begin, end, OperandAt(table.UpdatedPlace(row, group.begin), DType::kFloat32, 1));
+      const Encoding encoding = table[row].encoding;
+      const Place place = table.UpdatedPlace(row, group.begin);
+      if (encoding.block == 0) {
+        add(begin, end, OperandAt(place, encoding, 1));
+      } else {
+        const Place scales = place.Plus(group.count() * encoding.code_bytes());
+        add(begin, end, OperandAt(place, encoding.codes(), 1),
+            OperandAt(scales, DType::kFloat32, 1), encoding.block);
+      }
       continue;
     }
-    // Whatever its bits mean.
-    const Operand low = OperandAt(table.PlaceOf(row, group.begin), DType::kBFloat16, 1);
+    const Operand low = OperandAt(table.PlaceOf(row, group.begin), kLowHalves, 1);
     for (const Extent& piece : pieces) {
       const int64_t first = std::max(begin, piece.begin);
       add(first, std::min(end, piece.end),
@@ -205,8 +219,8 @@ OpList LowerStateUpload(const Plan& plan, const StateArray& array, const StagedR
   StateLowering lowering;
   const Operand& stored = run.run.stored[0];
   const int to = GatheredFrom(plan.table, array.unit, array.trainable);
-  lowering.Move(OperandAt(run.host[0], stored.dtype, stored.count),
-                OperandAt(plan.table.OwnSlice(to, run.run.begin), stored.dtype, stored.count));
+  lowering.Move(OperandAt(run.host[0], stored.encoding, stored.count),
+                OperandAt(plan.table.OwnSlice(to, run.run.begin), stored.encoding, stored.count));
   lowering.Add(Role::kUpload, StreamId::kUpload);
   return lowering.Take();
 }
@@ -276,20 +290,37 @@ OpList LowerSpread(const Plan& plan, int unit, const SpreadClasses& classes) {
   const Table& table = plan.table;
   const Section& section = SectionOf(plan, unit, true);
   StateLowering lowering;
-  const auto whole = [&](Place place, DType dtype) {
-    const Operand all = OperandAt(place, dtype, section.elements);
-    place.per_slice = section.shard * SizeOf(dtype);
-    lowering.Move(OperandAt(place, dtype, section.shard), all);
+  // `block`: elements of the unit for one that is moved.
+  const auto whole = [&](Place place, Encoding encoding, int64_t block = 1) {
+    const Operand all = OperandAt(place, encoding, section.elements / block);
+    place.per_slice = section.shard / block * encoding.code_bytes();
+    lowering.Move(OperandAt(place, encoding, section.shard / block), all);
   };
   const auto gather = [&] { lowering.Add(Role::kRefresh, StreamId::kGather, unit); };
   if (d.stage == 0 && section.shard > 0) {
-    const bool masters = classes.masters && d.master_size(unit) > 0;
+    const bool masters = classes.masters && d.keeps_master(unit);
     const Place master = table.PlaceOf(table.Find(Purpose::kMaster, unit));
     if (masters && !d.reads_parameters(unit)) whole(master, DType::kFloat32);
-    for (int k = 0; classes.states && k < d.optimizer_states; ++k)
-      whole(table.PlaceOf(table.Find(Purpose::kState, unit, true, k)), DType::kFloat32);
+    const auto for_states = [&](const auto& each) {
+      for (int k = 0; classes.states && k < d.optimizer_states; ++k)
+        each(table.PlaceOf(table.Find(Purpose::kState, unit, true, k)), d.state_encoding(unit, k));
+    };
+    for_states([&](const Place& place, const Encoding& encoding) {
+      if (encoding == DType::kFloat32) whole(place, encoding);
+    });
     gather();
-    if (masters && d.reads_parameters(unit)) whole(master, DType::kBFloat16);  // whatever they mean
+    if (masters && d.reads_parameters(unit)) whole(master, kLowHalves);
+    gather();
+    // One collective moves numbers of one dtype.
+    for_states([&](const Place& place, const Encoding& encoding) {
+      if (encoding != DType::kFloat32) whole(place, encoding.codes());
+    });
+    gather();
+    for_states([&](const Place& place, const Encoding& encoding) {
+      if (encoding.block > 0)
+        whole(place.Plus(section.elements * encoding.code_bytes()), DType::kFloat32,
+              encoding.block);
+    });
     gather();
   }
   if (d.kept_whole[unit] && (classes.parameters || classes.masters))

@@ -36,11 +36,13 @@ struct StateRange {
 // Elements that lie together.
 struct StateRun {
   int64_t begin = 0, end = 0;
-  // Places: the parameters and low halves of split masters. Otherwise one, and a count of 0.
+  // Places: the parameters and low halves of split masters, or codes and the scales of their blocks.
+  // Otherwise one, and a count of 0.
   std::array<Operand, 2> stored = {};
 
   int64_t count() const { return end - begin; }
-  bool is_split() const { return stored[1].count > 0; }
+  bool is_split() const { return stored[1].encoding == kLowHalves; }
+  bool has_scales() const { return stored[1].count > 0 && !is_split(); }
   friend bool operator==(const StateRun&, const StateRun&) = default;
 };
 

@@ -15,11 +15,10 @@ std::vector<int> UnitsOfVisits(const Plan& plan) {
 // The part of an extent that one transfer moves: all of it, or what one sub-group updates.
 void AddExtents(const Table& table, const Array& row, const Extent& stored, SwapExtent extent,
                 SwapFiles& files) {
-  const int64_t size = SizeOf(row.dtype);
   const auto add = [&](int64_t begin, int64_t end) {
     if (begin >= end) return;
-    extent.place = stored.place.Plus((begin - stored.begin) * size);
-    extent.bytes = (end - begin) * size;
+    extent.place = stored.place.Plus((begin - stored.begin) * row.encoding.code_bytes());
+    extent.bytes = row.encoding.bytes(end - begin);
     files.extents.push_back(extent);
   };
   const bool is_updated = FactsOf(row.purpose).of != ArrayOf::kVisit && row.trainable;
@@ -37,7 +36,7 @@ void AddArrays(const Table& table, SwapFiles& files) {
     for (const int row : table.UpdatedRows(group.unit)) {
       const Place place = table.PlaceOfSubGroup(row, static_cast<int>(g));
       const bool is_kept = table[row].elements > 0;
-      arrays.push_back({place, is_kept ? group.count() * SizeOf(table[row].dtype) : 0});
+      arrays.push_back({place, is_kept ? table[row].encoding.bytes(group.count()) : 0});
     }
   }
 }

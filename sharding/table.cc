@@ -55,7 +55,7 @@ Place Table::PlaceOf(int row, int64_t element) const {
   if (row < 0 || rows[row].elements == 0) return {};
   const Array& of = rows[row];
   const Extent& extent = of.extents == 1 ? extents[of.first_extent] : ExtentOf(row, element);
-  return extent.place.Plus((element - extent.begin) * SizeOf(rows[row].dtype));
+  return extent.place.Plus((element - extent.begin) * of.encoding.code_bytes());
 }
 
 Place Table::TurnOf(int row, int64_t turn) const {
@@ -67,8 +67,8 @@ Place Table::TurnOf(int row, int64_t turn) const {
 Place Table::OwnSlice(int row, int64_t element) const {
   const Array& of = rows[row];
   if (of.spread != Spread::kWhole) return PlaceOf(row, element);
-  Place place = PlaceOf(row).Plus(element * SizeOf(of.dtype));
-  place.per_slice = of.bytes() / slices;
+  Place place = PlaceOf(row).Plus(element * of.encoding.code_bytes());
+  place.per_slice = of.elements / slices * of.encoding.code_bytes();
   return place;
 }
 
@@ -117,11 +117,11 @@ void AddGather(const Table& table, int unit, std::vector<Operand>& operands) {
     const Array& whole = table[to];
     if (whole.elements == 0) continue;
     operands.push_back({.place = table.OwnSlice(from),
-                        .dtype = whole.dtype,
+                        .encoding = whole.encoding,
                         .access = Access::kRead,
                         .count = whole.elements / table.slices});
     operands.push_back({.place = table.PlaceOf(to),
-                        .dtype = whole.dtype,
+                        .encoding = whole.encoding,
                         .access = Access::kWrite,
                         .count = whole.elements});
   }
@@ -133,7 +133,7 @@ int64_t SwapBytes(const Table& table, int unit) {
     const int row = table.Find(Purpose::kParameter, unit, trainable);
     for (const Extent& extent : table.ExtentsOf(row)) {
       if (extent.place.tier == Tier::kNvme)
-        bytes += SwapAligned(extent.count() * SizeOf(table[row].dtype));
+        bytes += SwapAligned(table[row].encoding.bytes(extent.count()));
     }
   }
   return bytes;

@@ -40,6 +40,8 @@ struct Encoding {
     return elements * code_bytes() +
            (block == 0 ? 0 : (elements + block - 1) / block * kScaleBytes);
   }
+  // The codes alone; their scales are elsewhere.
+  constexpr Encoding codes() const { return {dtype, map, 0}; }
   constexpr bool is_number() const { return map == Map::kNumber; }
 
   static constexpr int64_t kScaleBytes = 4;

@@ -35,9 +35,12 @@ std::string ClassOf(const Engine& engine, ParameterId parameter, const StateArra
 DType StoredDType(const Engine& engine, ParameterId parameter, const StateArrayName& array) {
   const ParameterSpec& of = engine.model()[parameter];
   const bool kept_in_dtype = !of.trainable || engine.config().ebb.stochastic_rounding;
-  return array.what == StateClass::kMaster && kept_in_dtype
-             ? of.compute.value_or(engine.config().compute)
-             : DType::kFloat32;
+  if (array.what == StateClass::kMaster && kept_in_dtype)
+    return of.compute.value_or(engine.config().compute);
+  const std::vector<Encoding>& states = engine.program().plan().decisions.state_encodings;
+  const bool in_bf16 = array.what == StateClass::kOptimizer && !states.empty() &&
+                       states.front() == DType::kBFloat16;
+  return in_bf16 ? DType::kBFloat16 : DType::kFloat32;
 }
 
 int64_t ReductionGroupOf(const Engine& engine) {

@@ -27,6 +27,12 @@ enum class OptimizerType { kAdam, kAdamW, kSgd, kLion, kAdagrad, kRmsprop, kLamb
 constexpr bool TakesNorms(OptimizerType type) {
   return type == OptimizerType::kLamb || type == OptimizerType::kLars;
 }
+// How the states of an optimizer are kept.
+enum class OptimizerStates {
+  kFloat32,
+  kBFloat16,
+  k8Bit,  // in blocks of 256 elements with one scale each (Encoding)
+};
 struct OptimizerConfig {
   OptimizerType type = OptimizerType::kAdamW;
   double learning_rate = 1e-3;
@@ -47,6 +53,8 @@ struct OptimizerConfig {
   double max_coefficient = 10, min_coefficient = 0.01;
   bool epsilon_inside_root = false;  // LAMB: eps_inside_sqrt
   double trust_coefficient = 0.001;  // LARS
+  OptimizerStates states = OptimizerStates::kFloat32;
+  int64_t min_8bit_size = 4096;  // smaller parameters have fp32 states beside 8-bit ones
 
   friend bool operator==(const OptimizerConfig&, const OptimizerConfig&) = default;
 };

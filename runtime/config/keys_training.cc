@@ -19,6 +19,15 @@ Field ComputesIn(DType dtype) {
   return field;
 }
 
+Field KeepsStatesInBf16() {
+  Field field(kFlag);
+  field.take = [](const Json& value, Config& config) {
+    if (value.get<bool>()) config.optimizer.states = OptimizerStates::kBFloat16;
+  };
+  field.give = [](Config& config) { return config.optimizer.states == OptimizerStates::kBFloat16; };
+  return field;
+}
+
 Field Betas() {
   Field field(kNumberPair);
   field.take = [](const Json& value, Config& config) {
@@ -92,7 +101,8 @@ std::vector<Row> Bf16AndOtherDTypes() {
       {"bf16.check_grad_overflow", &Config::bf16_check_grad_overflow,
        "whether a step with inf or nan in a gradient is skipped"},
       {"bf16.bf16_master_weights_and_grads", kFlag, "not built: masters are fp32", kUnlessFalse},
-      {"bf16.bf16_optimizer_states", kFlag, "not built: optimizer states are fp32", kUnlessFalse},
+      {"bf16.bf16_optimizer_states", KeepsStatesInBf16(),
+       "whether optimizer states are kept in bf16: `optimizer.params.states` \"bf16\""},
 
       {"communication_data_type", &Config::communication, "dtype in which gradients are reduced",
        IfAbsent("the compute dtype")},
@@ -155,6 +165,14 @@ std::vector<Row> OptimizerParams() {
       {"centered", &O::centered,
        "whether the square of the average gradient is taken from the average of squares",
        For("RMSprop")},
+      {"states", Choice(&O::states, "fp32|bf16|8bit"),
+       "how the optimizer's states are kept; 8bit: a byte for each element, and a scale for each "
+       "256 (bitsandbytes' and torchao's 8-bit optimizers)",
+       For("Adam|AdamW|SGD|Lion|Adagrad|RMSprop"), Default("fp32")},
+      {"min_8bit_size", &O::min_8bit_size,
+       "parameters with fewer elements, such as biases and norms, keep fp32 states beside 8-bit "
+       "ones, unless the engine keeps the boundaries of their unit",
+       From(0), For("Adam|AdamW|SGD|Lion|Adagrad|RMSprop")},
       {"max_grad_norm", kAnything, "clipping is not the optimizer's: set \"gradient_clipping\"",
        RefusedUnless("")},
   };

@@ -125,7 +125,8 @@ void CheckMesh(const MeshConfig& mesh, Problems& problems) {
                         "engine on a part of the world (World::Split)"});
 }
 
-void CheckGroup(const std::string& name, const ParameterGroupConfig& group, Problems& problems) {
+void CheckGroup(const Config& config, const std::string& name, const ParameterGroupConfig& group,
+                Problems& problems) {
   const std::string path = Join({"ebb.parameter_groups.", name});
   if (name.empty()) {
     problems.AddConflict("ebb.parameter_groups",
@@ -134,6 +135,18 @@ void CheckGroup(const std::string& name, const ParameterGroupConfig& group, Prob
   }
   if (!group.optimizer.has_value()) return;
   CheckOptimizer(*group.optimizer, path + ".optimizer", problems);
+  const OptimizerStates states = config.optimizer.states;
+  if (group.optimizer->states != OptimizerStates::kFloat32 && group.optimizer->states != states) {
+    problems.AddConflict(path + ".optimizer.params.states",
+                         {" differs from \"optimizer.params.states\", which is for the states of "
+                          "all groups; set it there, and leave it out here"});
+  }
+  if (states != OptimizerStates::kFloat32 && TakesNorms(group.optimizer->type)) {
+    problems.AddConflict("optimizer.params.states",
+                         {" is not fp32, but \"", path,
+                          ".optimizer\" is LAMB or LARS, whose "
+                          "states are; choose another optimizer, or fp32"});
+  }
   if (group.weight_decay.has_value()) {
     problems.AddConflict(
         path,
@@ -154,7 +167,8 @@ void CheckTogether(const Config& config, Problems& problems) {
   CheckBlockSize(config.aio.block_size, problems);
   CheckMasters(config, problems);
   CheckMesh(config.ebb.mesh, problems);
-  for (const auto& [name, group] : config.ebb.parameter_groups) CheckGroup(name, group, problems);
+  for (const auto& [name, group] : config.ebb.parameter_groups)
+    CheckGroup(config, name, group, problems);
 }
 
 }  // namespace ebb::config

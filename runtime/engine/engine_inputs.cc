@@ -6,6 +6,39 @@
 #include "ebb/optim/update.h"
 
 namespace ebb {
+namespace {
+
+// The encodings of the optimizer's states, by number; none: all are fp32.
+std::vector<Encoding> StateEncodings(const Config& config, size_t states) {
+  switch (config.optimizer.states) {
+    case OptimizerStates::kFloat32:
+      return {};
+    case OptimizerStates::kBFloat16:
+      return std::vector<Encoding>(states, DType::kBFloat16);
+    case OptimizerStates::k8Bit:
+      break;
+  }
+  // A state that is never negative for any group has a map with twice as many numbers.
+  std::vector<Encoding> encodings(states, kDynamicUnsigned8);
+  const auto take = [&](const OptimizerConfig& optimizer) {
+    const std::span<const std::string_view> names = optim::StateNames(optimizer);
+    for (size_t k = 0; k < names.size(); ++k)
+      if (!optim::IsNeverNegative(names[k])) encodings[k] = kDynamic8;
+  };
+  take(config.optimizer);
+  for (const auto& [name, group] : config.ebb.parameter_groups)
+    if (group.optimizer) take(*group.optimizer);
+  return encodings;
+}
+
+}  // namespace
+
+ModelSpec Divided(ModelSpec model, const Config& config) {
+  StateBlocks blocks;
+  if (config.optimizer.states == OptimizerStates::k8Bit)
+    blocks = {.elements = kScaleBlock, .least_size = config.optimizer.min_8bit_size};
+  return DivideByDType(std::move(model), config.compute, blocks);
+}
 
 sharding::PlanInputs PlanInputsFor(const ModelSpec& model, const Config& config, int world,
                                    const OptimizerSpec* own_optimizer) {
@@ -23,6 +56,8 @@ sharding::PlanInputs PlanInputsFor(const ModelSpec& model, const Config& config,
           .world = config.ebb.mesh.DataRanks(world),
           .verdict_ranks = world,
           .optimizer_states = static_cast<int>(states),
+          .state_encodings =
+              own_optimizer != nullptr ? std::vector<Encoding>() : StateEncodings(config, states),
           .own_optimizer = own_optimizer != nullptr};
 }
 

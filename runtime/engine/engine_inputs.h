@@ -38,6 +38,9 @@ struct EngineInputs {
 // Whether each parameter says how tensor ranks share it, where there are tensor ranks.
 absl::Status CheckOverTensor(const ModelSpec& model);
 
+// The model in units that a plan of the config takes.
+ModelSpec Divided(ModelSpec model, const Config& config);
+
 // Inputs of any plan, even one only to look at. `world`: of all axes of the config's mesh.
 sharding::PlanInputs PlanInputsFor(const ModelSpec& model, const Config& config, int world,
                                    const OptimizerSpec* own_optimizer);

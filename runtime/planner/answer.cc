@@ -86,7 +86,7 @@ absl::StatusOr<Resolved> Resolve(const Question& question, const Answer& answer)
   pass.micro_batches_per_round = resolved.config.ebb.micro_batches_per_round;
   pass.compute = resolved.config.compute;
   EBB_ASSIGN_OR_RETURN(ModelSpec spec, SpecOf(question.model, pass));
-  resolved.spec = DivideByDType(std::move(spec), pass.compute);
+  resolved.spec = Divided(std::move(spec), resolved.config);
   return resolved;
 }
 

@@ -61,9 +61,12 @@ int64_t SubGroupLimit(const RowInputs& in, const Config& config) {
   const int64_t count = std::min(config.zero.offload_optimizer.buffer_count, kBufferCountMax),
                 elements = std::min({largest, config.zero.sub_group_size, kBufferElementsMax}),
                 buffers = count * 4 * elements;
-  const int64_t of_an_element =
-      kWorkSlots * (in.decisions->MostOfUnits(&Decisions::state_bytes) + 4);
-  return std::min(limit, buffers / of_an_element);
+  // A state in blocks has less than a byte for an element's part of the scale.
+  const int64_t of_a_cut =
+      kWorkSlots * (4 * kCutElements + in.decisions->MostOfUnits([&](int unit) {
+        return in.decisions->BytesBeside(unit, kCutElements);
+      }));
+  return std::min(limit, buffers * kCutElements / of_a_cut);
 }
 
 absl::Status CheckParameterBuffers(const RowInputs& in, const Table& table, const Config& config) {
@@ -120,8 +123,10 @@ class HostFit {
       const double all = static_cast<double>(Updated(inputs_));
       const int64_t elements =
           std::max<int64_t>(0, static_cast<int64_t>(share * all * (1 - 1e-9)) - sub_group);
-      least.bytes.Of(tier, StateClass::kMaster) = elements * d.MostOfUnits(&Decisions::master_size);
-      least.bytes.Of(tier, StateClass::kOptimizer) = elements * 4 * d.optimizer_states;
+      const int64_t master = d.MostOfUnits([&](int unit) { return d.MasterBytes(unit, elements); });
+      least.bytes.Of(tier, StateClass::kMaster) = master;
+      least.bytes.Of(tier, StateClass::kOptimizer) =
+          d.MostOfUnits([&](int unit) { return d.BytesBeside(unit, elements); }) - master;
     };
     add(Tier::kDevice, on_device);
     if (d.optimizer_tier == Tier::kCpu) add(Tier::kCpu, 1 - on_device);

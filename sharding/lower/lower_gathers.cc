@@ -34,7 +34,7 @@ void GatherLowering::ReadMasters(const SwapIn& swap_in) {
       const SubGroup& group = table_.sub_groups[g];
       read.bytes += to_.Move(StateClass::kMaster,
                              table_.PlaceOfSubGroup(table_.Find(Purpose::kMaster, unit), g),
-                             MasterSlotOf(g), SwapAligned(group.count() * d_.master_size(unit)));
+                             MasterSlotOf(g), SwapAligned(d_.MasterBytes(unit, group.count())));
     }
   }
   writer_.Issue(read);
@@ -51,7 +51,8 @@ void GatherLowering::CastMasters(const SwapIn& swap_in) {
       to_.Add(MasterSlotOf(g), DType::kFloat32, Access::kRead, group.count());
       to_.Add(InSlot(in_.plan, swap_in, unit, true, group.begin), d_.compute_of(unit),
               Access::kWrite, group.count());
-      cast.bytes += group.count() * (d_.master_size(unit) + SizeOf(d_.compute_of(unit)));
+      cast.bytes +=
+          d_.MasterBytes(unit, group.count()) + group.count() * SizeOf(d_.compute_of(unit));
     }
   }
   writer_.Issue(cast);

@@ -171,14 +171,15 @@ void UpdateLowering::Update(int sub_group) {
   const UpdateDetail detail = DetailOf(route, d_.optimizer_states);
   AddConstants(route, detail.early);
   if (d_.own_optimizer) AddOwnStaging(route);
-  const int64_t states = 2 * d_.state_bytes(route.unit) + SizeOf(d_.shard_dtype(route.unit));
+  const int64_t count = GroupOf(route).count();
   const int64_t parameter =
       (d_.writes_parameters(route.unit) ? SizeOf(d_.compute_of(route.unit)) : 0) *
       (d_.reads_parameters(route.unit) ? 2 : 1);
   writer_.Issue({.role = Role::kUpdate,
                  .stream = route.stream(),
                  .parts = {{.unit = route.unit}},
-                 .bytes = GroupOf(route).count() * (states + parameter),
+                 .bytes = 2 * d_.BytesBeside(route.unit, count) +
+                          count * (SizeOf(d_.shard_dtype(route.unit)) + parameter),
                  .when = route.carried ? When::kCarrying : When::kAlways,
                  .updates = {detail}});
   WriteBack(route);
@@ -197,14 +198,16 @@ void UpdateLowering::TakeNorms(int sub_group) {
   to_.AddBytes(NormSums(in_.plan, route.on_host), is_first ? Access::kWrite : Access::kReadWrite,
                LayOutNormRecords(in_.plan.layout, d_).sums * kNormSumsBytes);
   AddConstants(route, /*early=*/false);
-  const int64_t states = d_.master_size(route.unit) + 4 * states_read,
+  const int64_t count = GroupOf(route).count(),
                 parameter = d_.reads_parameters(route.unit) ? SizeOf(d_.compute_of(route.unit)) : 0;
-  writer_.Issue(
-      {.role = Role::kParameterNorms,
-       .stream = route.stream(),
-       .parts = {{.unit = route.unit, .first = is_first}},
-       .bytes = GroupOf(route).count() * (states + SizeOf(d_.shard_dtype(route.unit)) + parameter),
-       .updates = {DetailOf(route, states_read)}});
+  int64_t bytes =
+      d_.MasterBytes(route.unit, count) + count * (SizeOf(d_.shard_dtype(route.unit)) + parameter);
+  for (int k = 0; k < states_read; ++k) bytes += d_.StateBytes(route.unit, k, count);
+  writer_.Issue({.role = Role::kParameterNorms,
+                 .stream = route.stream(),
+                 .parts = {{.unit = route.unit, .first = is_first}},
+                 .bytes = bytes,
+                 .updates = {DetailOf(route, states_read)}});
 }
 
 UpdateLowering::Route UpdateLowering::RouteOf(int sub_group, int swap_in) const {
@@ -258,24 +261,24 @@ void UpdateLowering::TakeSlots(int swap_in, Route& route) {
   if (swap_ins_.shares_masters(route.sub_group)) {
     route.master = table_.TurnOf(table_.Find(Purpose::kMasterSlot),
                                  swap_ins_.master_slot[static_cast<size_t>(route.sub_group)]);
-  } else if (d_.master_size(route.unit) > 0) {
+  } else if (d_.keeps_master(route.unit)) {
     route.master = SlotPlace(route, /*on_host=*/true, Purpose::kWorkMaster);
   }
 }
 
 void UpdateLowering::Read(int states, const Route& route) {
   int64_t bytes = 0;
-  if (route.swaps && d_.master_size(route.unit) > 0 && !swap_ins_.shares_masters(route.sub_group))
+  if (route.swaps && d_.keeps_master(route.unit) && !swap_ins_.shares_masters(route.sub_group))
     bytes += to_.Move(StateClass::kMaster, StoredPlace(route, Purpose::kMaster), route.master,
-                      SwappedBytes(route, d_.master_size(route.unit)));
+                      SwappedBytes(route, d_.master_encoding(route.unit)));
   for (int k = 0; route.swaps && k < states; ++k)
     bytes += to_.Move(StateClass::kOptimizer, StoredPlace(route, Purpose::kState, k),
-                      StatePlace(route, k), SwappedBytes(route, SizeOf(DType::kFloat32)));
+                      StatePlace(route, k), SwappedBytes(route, d_.state_encoding(route.unit, k)));
   const bool is_there = route.in_parameter_slot && !route.carried;
   if (route.moves_parameter && d_.reads_parameters(route.unit) && !is_there &&
       route.parameter_place.tier == Tier::kNvme)
     bytes += to_.Move(StateClass::kParameter, route.parameter_place, route.host_parameter,
-                      SwappedBytes(route, SizeOf(d_.compute_of(route.unit))));
+                      SwappedBytes(route, d_.compute_of(route.unit)));
   Transfer(route, Role::kRead, StreamId::kReadStates, bytes);
 }
 
@@ -285,16 +288,16 @@ void UpdateLowering::Bring(Route& route) {
 }
 
 void UpdateLowering::BringGradient(Route& route) {
-  const int64_t size = SizeOf(d_.shard_dtype(route.unit));
+  const DType dtype = d_.shard_dtype(route.unit);
   if (route.gradient.tier == Tier::kNvme) {
     const Place in_host = SlotPlace(route, /*on_host=*/true, Purpose::kWorkGradient);
     Transfer(route, Role::kRead, StreamId::kReadStates,
-             to_.Move(StateClass::kGradient, route.gradient, in_host, SwappedBytes(route, size)));
+             to_.Move(StateClass::kGradient, route.gradient, in_host, SwappedBytes(route, dtype)));
     route.gradient = in_host;
   }
   if (!route.moves_gradient || route.gradient.tier == route.here()) return;
   const Place to = SlotPlace(route, route.on_host, Purpose::kWorkGradient);
-  Copy(route, route.on_host, StateClass::kGradient, route.gradient, to, size);
+  Copy(route, route.on_host, StateClass::kGradient, route.gradient, to, dtype);
   route.gradient = to;
 }
 
@@ -308,28 +311,28 @@ void UpdateLowering::BringParameter(Route& route) {
   if (!d_.reads_parameters(route.unit) || (route.on_host && of_file)) return;
   Copy(route, route.on_host, StateClass::kParameter,
        of_file ? route.host_parameter : route.parameter_place, route.parameter,
-       SizeOf(d_.compute_of(route.unit)));
+       d_.compute_of(route.unit));
 }
 
 // Carries the new parameters from the update to their place.
 void UpdateLowering::WriteBack(const Route& route) {
   const Place& place = route.parameter_place;
   const bool of_file = place.tier == Tier::kNvme;
-  const int64_t size = SizeOf(d_.compute_of(route.unit));
+  const DType dtype = d_.compute_of(route.unit);
   if (route.moves_parameter && (!route.on_host || place.tier == Tier::kDevice))
     Copy(route, /*to_host=*/!route.on_host, StateClass::kParameter, route.parameter,
-         of_file ? route.host_parameter : place, size);
+         of_file ? route.host_parameter : place, dtype);
   int64_t bytes = 0;
-  if (route.swaps && d_.master_size(route.unit) > 0)
+  if (route.swaps && d_.keeps_master(route.unit))
     bytes += to_.Move(StateClass::kMaster, route.master, StoredPlace(route, Purpose::kMaster),
-                      SwappedBytes(route, d_.master_size(route.unit)));
+                      SwappedBytes(route, d_.master_encoding(route.unit)));
   for (int k = 0; route.swaps && k < d_.optimizer_states; ++k)
     bytes += to_.Move(StateClass::kOptimizer, StatePlace(route, k),
                       StoredPlace(route, Purpose::kState, k),
-                      SwappedBytes(route, SizeOf(DType::kFloat32)));
+                      SwappedBytes(route, d_.state_encoding(route.unit, k)));
   if (route.moves_parameter && of_file)
     bytes +=
-        to_.Move(StateClass::kParameter, route.host_parameter, place, SwappedBytes(route, size));
+        to_.Move(StateClass::kParameter, route.host_parameter, place, SwappedBytes(route, dtype));
   Transfer(route, Role::kWrite, StreamId::kWrite, bytes);
 }
 
@@ -344,30 +347,29 @@ void UpdateLowering::Transfer(const Route& route, Role role, StreamId stream, in
 }
 
 void UpdateLowering::Copy(const Route& route, bool to_host, StateClass state, const Place& from,
-                          const Place& to, int64_t size) {
+                          const Place& to, Encoding encoding) {
   Transfer(route, to_host ? Role::kDownload : Role::kUpload,
            to_host ? StreamId::kDownload : StreamId::kUpload,
-           to_.Move(state, from, to, GroupOf(route).count() * size));
+           to_.Move(state, from, to, encoding.bytes(GroupOf(route).count())));
 }
 
-int64_t UpdateLowering::SwappedBytes(const Route& route, int64_t size) const {
-  return SwapAligned(GroupOf(route).count() * size);
+int64_t UpdateLowering::SwappedBytes(const Route& route, Encoding encoding) const {
+  return SwapAligned(encoding.bytes(GroupOf(route).count()));
 }
 
 // gradient, master, parameter, states.
 void UpdateLowering::AddArrays(const Route& route, Access access, int states, bool has_parameter) {
   const int64_t count = GroupOf(route).count();
   to_.Add(route.gradient, d_.shard_dtype(route.unit), Access::kRead, count);
-  // Low halves count as 16 bits, whatever they mean. If only parameters are kept, a master has no
-  // bytes.
   const bool reads = d_.reads_parameters(route.unit);
-  to_.Add(route.master, reads && d_.split_master ? DType::kBFloat16 : DType::kFloat32, access,
-          reads && d_.stochastic_rounding ? 0 : count);
+  to_.Add(route.master, d_.master_encoding(route.unit), access,
+          d_.keeps_master(route.unit) ? count : 0);
   const Access of_parameter = !Writes(access) ? Access::kRead
                               : reads         ? Access::kReadWrite
                                               : Access::kWrite;
   to_.Add(route.parameter, d_.compute_of(route.unit), of_parameter, has_parameter ? count : 0);
-  for (int k = 0; k < states; ++k) to_.Add(StatePlace(route, k), DType::kFloat32, access, count);
+  for (int k = 0; k < states; ++k)
+    to_.Add(StatePlace(route, k), d_.state_encoding(route.unit, k), access, count);
 }
 
 // An optimizer of the trainer's gets one part of a parameter in fp32.

@@ -78,8 +78,8 @@ class UpdateLowering {
   void WriteBack(const Route& route);
   void Transfer(const Route& route, Role role, StreamId stream, int64_t bytes);
   void Copy(const Route& route, bool to_host, StateClass state, const Place& from, const Place& to,
-            int64_t size);
-  int64_t SwappedBytes(const Route& route, int64_t size) const;  // `size`: of an element
+            Encoding encoding);
+  int64_t SwappedBytes(const Route& route, Encoding encoding) const;
   void AddArrays(const Route& route, Access access, int states, bool has_parameter);
   void AddOwnStaging(const Route& route);
   UpdateDetail DetailOf(const Route& route, int states) const;

@@ -10,9 +10,9 @@ OperandWriter::OperandWriter(const Plan& plan)
                             [](const PlannedScope& scope) { return scope.backward; })),
       cells_(static_cast<int>(plan.layout.units.size())) {}
 
-void OperandWriter::Add(const Place& place, DType dtype, Access access, int64_t count) {
+void OperandWriter::Add(const Place& place, Encoding encoding, Access access, int64_t count) {
   operands_.push_back({.place = place,
-                       .dtype = dtype,
+                       .encoding = encoding,
                        .access = count > 0 ? access : Access::kNone,
                        .count = count});
 }

@@ -25,7 +25,7 @@ class OperandWriter {
   int64_t record() const { return is_walk_ ? cells_.walk_record() : cells_.record(); }
   int64_t records() const { return is_walk_ ? cells_.walk_records() : cells_.records(); }
 
-  void Add(const Place& place, DType dtype, Access access, int64_t count);
+  void Add(const Place& place, Encoding encoding, Access access, int64_t count);
   void AddBytes(const Place& place, Access access, int64_t bytes);
   void AddControl(int64_t cell, Access access, int64_t count = 1);
   // Reads one place and writes the other. Returns the bytes.

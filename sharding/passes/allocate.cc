@@ -112,7 +112,6 @@ class Allocation {
       PutBlock(row, Take(tier, ClassOf(row), BytesOfBlock(row, tier)));
       return;
     }
-    const int64_t size = SizeOf(table_[row].dtype);
     for (Extent& extent : extents) {
       Place& place = extent.place;
       if (IsUpdated(table_[row])) {
@@ -120,7 +119,7 @@ class Allocation {
         Skew(row, place.tier);
       }
       place.pool = ClassOf(row);
-      place.offset = Take(place.tier, place.pool, extent.count() * size);
+      place.offset = Take(place.tier, place.pool, table_[row].encoding.bytes(extent.count()));
     }
   }
 
@@ -138,7 +137,7 @@ class Allocation {
           Place& place = table_.ExtentsOf(row)[i].place;
           place.pool = ClassOf(row);
           place.offset =
-              Take(Tier::kNvme, place.pool, groups[i].count() * SizeOf(table_[row].dtype));
+              Take(Tier::kNvme, place.pool, table_[row].encoding.bytes(groups[i].count()));
         }
       }
     }

@@ -39,7 +39,7 @@ void AddGathered(const RowInputs& in, Table& table) {
       Array row{.purpose = Purpose::kGathered,
                 .of = unit,
                 .trainable = trainable,
-                .dtype = d.compute_of(unit),
+                .encoding = d.compute_of(unit),
                 .elements = SectionOf(*in.layout, unit, trainable).elements,
                 .behind = !trainable};
       if (d.kept_whole[u]) {
@@ -70,7 +70,7 @@ void AddSecondary(const RowInputs& in, Table& table) {
       AddOnDevice({.purpose = Purpose::kSecondary,
                    .of = unit,
                    .trainable = trainable,
-                   .dtype = d.compute_of(unit),
+                   .encoding = d.compute_of(unit),
                    .spread = Spread::kSecondarySlice,
                    .elements = fills[unit] ? d.SecondaryShard(section) : 0},
                   table);
@@ -87,7 +87,7 @@ void AddGradients(const RowInputs& in, Table& table) {
   for (int visit = 0; visit < table.visits; ++visit) {
     const int unit = static_cast<int>(in.model->forward[visit].unit);
     Array& row = whole[GradientKey(d, {.visit = visit, .unit = unit})];
-    row.dtype = d.gradient_of(unit);
+    row.encoding = d.gradient_of(unit);
     if (GradientIsShard(d, in.placement->units[unit].gradient, unit)) {
       row.same_as = shards + unit;
     } else if (takes_gradients[visit]) {
@@ -105,7 +105,7 @@ void AddGradients(const RowInputs& in, Table& table) {
     const int64_t elements = d.stage == 0 ? section.elements : section.shard;
     table.Add({.purpose = Purpose::kGradientShard,
                .of = unit,
-               .dtype = d.shard_dtype(unit),
+               .encoding = d.shard_dtype(unit),
                .spread = d.stage == 0 ? Spread::kWhole : Spread::kSlice,
                .elements = elements});
     const Tier tier = in.placement->units[unit].gradient;

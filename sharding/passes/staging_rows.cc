@@ -46,6 +46,13 @@ class StagingRows {
   void AddParameterSlots();
   void AddMasterSlots();
   WorkNeeds NeedsOf(bool on_host) const;
+  // Of a sub-group of any unit.
+  int64_t MasterBytes(int64_t elements) const {
+    return d_.MostOfUnits([&](int unit) { return d_.MasterBytes(unit, elements); });
+  }
+  int64_t StateBytes(int state, int64_t elements) const {
+    return d_.MostOfUnits([&](int unit) { return d_.StateBytes(unit, state, elements); });
+  }
 
   const RowInputs& in_;
   const Decisions& d_;
@@ -199,7 +206,7 @@ void StagingRows::AddMasterSlots() {
   const int row = table_.Find(Purpose::kParameterSlot);
   const int64_t slots = row < 0 ? 0 : table_[row].turns,
                 slot_bytes = row < 0 ? 0 : table_[row].turn_bytes;
-  const int64_t bytes = SwapAligned(largest * d_.MostOfUnits(&Decisions::master_size)),
+  const int64_t bytes = SwapAligned(MasterBytes(largest)),
                 left = in_.gather_slot_bytes - slots * slot_bytes;
   const int64_t served = slots * *std::max_element(of_group.begin(), of_group.end());
   AddRing(Purpose::kMasterSlot,
@@ -238,19 +245,19 @@ void StagingRows::AddWork(bool on_host, int turns) {
   }
   const size_t first = table_.rows.size();
   int64_t turn_bytes = 0;
-  const auto add = [&](Purpose purpose, bool needed, int64_t size, int state = 0) {
-    const int64_t bytes = SwapAligned(largest * size);
+  const auto add = [&](Purpose purpose, bool needed, int64_t of_largest, int state = 0) {
+    const int64_t bytes = SwapAligned(of_largest);
     if (!needed || bytes == 0) return;
     Add(purpose, on_host ? Tier::kCpu : Tier::kDevice, bytes);
     table_.rows.back().state = state;
     table_.rows.back().behind = table_.rows.size() > first + 1;
     turn_bytes += bytes;
   };
-  add(Purpose::kWorkMaster, needs.states, d_.MostOfUnits(&Decisions::master_size));
+  add(Purpose::kWorkMaster, needs.states, MasterBytes(largest));
   for (int state = 0; state < d_.optimizer_states; ++state)
-    add(Purpose::kWorkState, needs.states, 4, state);
-  add(Purpose::kWorkGradient, needs.gradient, 4);
-  add(Purpose::kWorkParameter, needs.parameter, parameter_size);
+    add(Purpose::kWorkState, needs.states, StateBytes(state, largest), state);
+  add(Purpose::kWorkGradient, needs.gradient, largest * 4);
+  add(Purpose::kWorkParameter, needs.parameter, largest * parameter_size);
   for (size_t row = first; row < table_.rows.size(); ++row) {
     table_.rows[row].turns = turns;
     table_.rows[row].turn_bytes = turn_bytes;

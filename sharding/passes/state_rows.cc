@@ -16,7 +16,7 @@ void AddParameters(const RowInputs& in, Table& table) {
       table.Add({.purpose = Purpose::kParameter,
                  .of = unit,
                  .trainable = trainable,
-                 .dtype = d.compute_of(unit),
+                 .encoding = d.compute_of(unit),
                  .spread = whole ? Spread::kWhole : Spread::kSlice,
                  .elements = elements});
       if (whole && elements > 0) table.AddExtent({.begin = 0, .end = elements});
@@ -48,15 +48,13 @@ void AddStateRows(const RowInputs& in, Table& table) {
     const Section& section = in.layout->units[unit].trainable;
     return Array{.purpose = purpose,
                  .of = unit,
-                 .dtype = DType::kFloat32,
                  .spread = d.stage == 0 ? Spread::kWhole : Spread::kSlice,
                  .elements = d.stage == 0 ? section.elements : section.shard};
   };
   for (int unit = 0; unit < table.units; ++unit) {
     Array master = updated(Purpose::kMaster, unit);
-    // Low halves count as 16 bits, whatever they mean. If only parameters are kept, there is none.
-    if (d.reads_parameters(unit)) master.dtype = DType::kBFloat16;
-    if (d.master_size(unit) == 0) master.elements = 0;
+    master.encoding = d.master_encoding(unit);
+    if (!d.keeps_master(unit)) master.elements = 0;
     if (!d.writes_parameters(unit)) {
       master.elements = 0;
       master.same_as = table.Find(Purpose::kParameter, unit);
@@ -67,6 +65,7 @@ void AddStateRows(const RowInputs& in, Table& table) {
     for (int unit = 0; unit < table.units; ++unit) {
       Array row = updated(Purpose::kState, unit);
       row.state = state;
+      row.encoding = d.state_encoding(unit, state);
       AddUpdated(row, table);
     }
   }

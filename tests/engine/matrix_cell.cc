@@ -32,6 +32,9 @@ constexpr OptimizerType kRules[] = {OptimizerType::kAdamW,   OptimizerType::kLio
                                     OptimizerType::kAdagrad, OptimizerType::kRmsprop,
                                     OptimizerType::kLamb,    OptimizerType::kLars};
 
+constexpr OptimizerStates kStateLevels[] = {OptimizerStates::kFloat32, OptimizerStates::kBFloat16,
+                                            OptimizerStates::k8Bit};
+
 struct StateRead {
   StateClass what;
   std::string name = "";
@@ -131,6 +134,7 @@ std::span<const AxisLevels> Axes() {
         "LAMB, and Adam of biases", "LARS with momentum, and SGD of biases"}},
       {"reports", {"each step", "last"}},
       {"secondary", {"1", "2", "4"}},
+      {"states", {"fp32", "bf16", "8bit"}},
   };
   return kLevels;
 }
@@ -267,6 +271,10 @@ Config Cell::MakeConfig(const std::string& nvme_path) const {
   if (share && optimizer_tier() == Tier::kNvme) config.ebb.host_memory = int64_t{1} << 20;
   if ((*this)[kSubGroups] == 1) config.zero.sub_group_size = 2048;
   if ((*this)[kDisk] == 1) config.ebb.io_backend = IoBackend::kThreads;
+  if (!TakesNorms(config.optimizer.type)) {
+    config.optimizer.states = pick(kStates, std::to_array(kStateLevels));
+    config.optimizer.min_8bit_size = 100;  // of the toy's biases some, and no weights
+  }
   config.ebb.split_master = (*this)[kMasters] == 1 && config.compute == DType::kBFloat16;
   config.ebb.stochastic_rounding = (*this)[kMasters] == 2 && config.compute == DType::kBFloat16;
   return config;
@@ -291,7 +299,7 @@ bool Cell::has_secondary() const {
 Cell Cell::Reference() const {
   Cell plain;
   for (const Axis axis :
-       {kWorld, kDType, kChecks, kCommunication, kAccumulation, kModel, kSize, kRule})
+       {kWorld, kDType, kChecks, kCommunication, kAccumulation, kModel, kSize, kRule, kStates})
     plain[axis] = (*this)[axis];
   // With every group of one rank, and with one group of all, the sum is in rank order.
   if (shard_group() == 0 && world() == 4 && (*this)[kReductionGroup] == 2)
@@ -335,6 +343,7 @@ bool Cell::IsRedundant() const {
   if ((*this)[kParameters] != 0 && parameter_tier() == Tier::kDevice) return true;
   if ((*this)[kOptimizer] != 0 && optimizer_tier() == Tier::kDevice) return true;
   if ((*this)[kMasters] != 0 && (*this)[kDType] != 1) return true;
+  if ((*this)[kStates] != 0 && TakesNorms(kRules[static_cast<size_t>((*this)[kRule])])) return true;
   if ((*this)[kDisk] != 0 && parameter_tier() != Tier::kNvme && optimizer_tier() != Tier::kNvme)
     return true;
   const bool offloads = parameter_tier() != Tier::kDevice || optimizer_tier() != Tier::kDevice;

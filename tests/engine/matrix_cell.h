@@ -48,6 +48,7 @@ enum Axis : int {
   kRule,            // of the optimizer
   kReports,         // which steps' are asked for; last: on a GPU steps run ahead of their verdicts
   kSecondary,       // ranks that hold secondary shards (hpZ); some are there with 2 of 4 at stage 3
+  kStates,          // of the optimizer
   kAxes
 };
 struct AxisLevels {

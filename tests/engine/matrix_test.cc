@@ -63,8 +63,9 @@ const std::vector<std::vector<int>>& PairwiseRows() {
 // Settings that a cell of the product draws at random, because all combinations would be too many:
 // kept activations, frozen parameters, evaluations in between, the reduction's dtypes, shard
 // groups.
-constexpr Axis kTakenByTurns[] = {kBoundaries,   kModel,      kBetween,     kCommunication,
-                                  kAccumulation, kShardGroup, kActivations, kRule};
+constexpr Axis kTakenByTurns[] = {kBoundaries,    kModel,        kBetween,
+                                  kCommunication, kAccumulation, kShardGroup,
+                                  kActivations,   kRule,         kStates};
 // Tiers are multiplied with each other only (kTiers).
 constexpr Axis kTierAxes[] = {kSize,        kParameters, kOptimizer, kGradients,
                               kFasterShare, kSubGroups,  kMasters,   kDisk};
@@ -189,12 +190,14 @@ Precision PrecisionOf(const Config& config) {
 }
 
 // Whether the weights stay near too. Lion's step has one size even for small gradients, and in 16
-// bits so do the first steps of Adam and LAMB. Masters with stochastic rounding drift apart.
+// bits so do the first steps of Adam and LAMB. Masters with stochastic rounding drift apart,
+// and so do they where states are rounded.
 bool FollowsFp64(const Config& config) {
   const OptimizerType type = config.optimizer.type;
   const bool divides = type == OptimizerType::kAdamW || type == OptimizerType::kLamb;
   const bool coarse = PrecisionOf(config).first > 1e-3;
-  return type != OptimizerType::kLion && !config.ebb.stochastic_rounding && !(divides && coarse);
+  return type != OptimizerType::kLion && !config.ebb.stochastic_rounding && !(divides && coarse) &&
+         config.optimizer.states == OptimizerStates::kFloat32;
 }
 
 // Where the masters of a model begin, which any engine of it says.

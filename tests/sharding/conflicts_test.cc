@@ -104,7 +104,7 @@ TEST(Conflicts, GathersConflictInEitherSection) {
         table.Add({.purpose = whole ? Purpose::kParameter : Purpose::kGathered,
                    .of = unit,
                    .trainable = trainable,
-                   .dtype = DType::kFloat32,
+                   .encoding = DType::kFloat32,
                    .same_as = !whole && unit == 3 ? 2 * unit + (trainable ? 0 : 1) : -1});
       }
     }

@@ -87,7 +87,7 @@ const PlanChange kPlanChanges[] = {
     // Another dtype of as many bytes.
     {"a dtype",
      [](Plan& plan) {
-       ChangeOperand(plan, [](Operand& operand) { operand.dtype = DType::kFloat16; });
+       ChangeOperand(plan, [](Operand& operand) { operand.encoding = DType::kFloat16; });
      }},
     {"a count", [](Plan& plan) { ChangeOperand(plan, [](Operand& operand) { ++operand.count; }); }},
     {"an access",

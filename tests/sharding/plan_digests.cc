@@ -52,7 +52,7 @@ class Digest {
     Add(operand.access);
     if (operand.access == Access::kNone) return;  // there are no bytes at its place
     Add(operand.place);
-    Add(operand.dtype, operand.count);
+    Add(operand.encoding.dtype, operand.count);
   }
   void Add(const CellUse& use) { Add(use.cell, use.writes, use.by_parity); }
   void Add(const OpList& list) {

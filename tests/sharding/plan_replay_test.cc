@@ -62,6 +62,7 @@ TEST(PlanLaws, NothingIsReadBeforeItIsWrittenAndLiveMemoryDoesNotOverlap) {
   for (int number = 1; number <= Cases(800); ++number) {
     RandomCase random_case = CaseOf(number);
     if (number > Cases(600)) random_case.MixDTypes();
+    if (number > Cases(500)) random_case.EncodeStates();
     SCOPED_TRACE(random_case.description());
     const std::vector<Variant> variants = Variants(random_case);
     ASSERT_FALSE(variants.empty());

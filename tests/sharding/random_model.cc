@@ -237,6 +237,21 @@ void RandomCase::MixDTypes() {
   config.zero.offload_param.buffer_size.reset();
 }
 
+void RandomCase::EncodeStates() {
+  if (own_optimizer || TakesNorms() || optimizer_states == 0) return;
+  Random random(seed + 4'000'000);
+  const bool blocks = !random.OneIn(3);
+  state_encodings.assign(static_cast<size_t>(optimizer_states),
+                         blocks ? kDynamic8 : Encoding(DType::kBFloat16));
+  if (!blocks) return;
+  for (ParameterSpec& parameter : model.parameters) parameter.cut_rows = 0;
+  config.ebb.host_memory.reset();
+  config.ebb.device_memory.reset();
+  config.zero.offload_param.buffer_size.reset();
+  model = DivideByDType(std::move(model), config.compute,
+                        {.elements = kScaleBlock, .least_size = random.Between(0, 2'000)});
+}
+
 // LAMB or LARS, for some parameters or for all, from random numbers of its own.
 void RandomCase::TakeNorms() {
   Random random(seed + 1'000'000);
@@ -307,7 +322,7 @@ void RandomCase::Offload(Random& random) {
   const absl::StatusOr<Plan> plan = PlanStep(inputs());
   if (!plan.ok()) return;
   const int64_t bytes = BytesOn(kCpu, *plan);
-  config.ebb.host_memory = bytes + random.Between(-bytes / 4, all * plan->decisions.state_bytes(0));
+  config.ebb.host_memory = bytes + random.Between(-bytes / 4, plan->decisions.BytesBeside(0, all));
   if (!PlanStep(inputs()).ok()) config.ebb.host_memory = bytes;
 }
 
@@ -363,6 +378,9 @@ std::string RandomCase::description() const {
       name(config.activation_tier()), ", sub-groups ", config.zero.sub_group_size, ", host memory ",
       config.ebb.host_memory.value_or(-1), ", split masters ", config.ebb.split_master,
       ", stochastic rounding ", config.ebb.stochastic_rounding, ", states ", optimizer_states,
+      state_encodings.empty()        ? ""
+      : state_encodings[0].block > 0 ? " in blocks"
+                                     : " in bf16",
       own_optimizer ? ", own optimizer" : "", TakesNorms() ? ", norms" : "", ", clipping ",
       config.gradient_clipping, ", checks ", config.ebb.check_overflow, ", asynchronous step ",
       static_cast<int>(config.ebb.asynchronous_step));

@@ -55,6 +55,7 @@ struct RandomCase {
             .config = &config,
             .world = world,
             .optimizer_states = optimizer_states,
+            .state_encodings = state_encodings,
             .own_optimizer = own_optimizer};
   }
   // The seed and the settings, for the message of a failure.
@@ -65,6 +66,8 @@ struct RandomCase {
   // Gives some parameters dtypes of their own, bytes among them, where no boundaries are the
   // engine's.
   void MixDTypes();
+  // Keeps the optimizer's states in bf16 or in blocks of 8 bits.
+  void EncodeStates();
   // Some trainable parameter's optimizer takes norms.
   bool TakesNorms() const;
   OptimizerType OptimizerOf(ParameterId id) const;
@@ -73,6 +76,7 @@ struct RandomCase {
   ModelSpec model;  // one that LayOut accepts for `world`
   Config config;
   int world = 1, optimizer_states = 0;
+  std::vector<Encoding> state_encodings;
   bool own_optimizer = false;
 
  private:

@@ -57,15 +57,16 @@ Replay::Replay(const PlanInputs& inputs, const Plan& plan, int rank, OpLists& li
   }
   for (const SubGroup& group : plan.table.sub_groups) {
     const int u = group.unit;
-    if (d.writes_parameters(u) && d.master_size(u) > 0) {
+    if (d.writes_parameters(u) && d.keeps_master(u)) {
       const Place master = table().PlaceOf(table().Find(Purpose::kMaster, u), group.begin);
-      memory_.Write(kStart, RangeOf(master, group.count() * d.master_size(u)),
-                    {Content::kMaster, u, 0, 0, group.begin * d.master_size(u)});
+      memory_.Write(kStart, RangeOf(master, d.MasterBytes(u, group.count())),
+                    {Content::kMaster, u, 0, 0, d.MasterBytes(u, group.begin)});
     }
     for (int i = 0; i < inputs_.optimizer_states; ++i) {
       const int state = table().Find(Purpose::kState, u, /*trainable=*/true, i);
-      memory_.Write(kStart, RangeOf(table().PlaceOf(state, group.begin), group.count() * 4),
-                    {Content::kOptimizerState, u, 0, i, group.begin * 4});
+      memory_.Write(kStart,
+                    RangeOf(table().PlaceOf(state, group.begin), d.StateBytes(u, i, group.count())),
+                    {Content::kOptimizerState, u, 0, i, d.StateBytes(u, i, group.begin)});
     }
   }
   Fail(memory_.complaint());

@@ -59,11 +59,11 @@ void Replay::Update(int thing, const Op& operation) {
                      ? Content{Content::kGatheredGradient, u, step, 0, group.begin * gradient_size}
                      : Content{Content::kGradientShard, u, step, contributions,
                                group.begin * gradient_size});
-    const Range master = RangeOf(work.master, group.count() * d.master_size(u));
+    const Range master = RangeOf(work.master, d.MasterBytes(u, group.count()));
     const Range parameter = RangeOf(work.parameter, group.count() * size);
     if (d.writes_parameters(u)) {
-      const int64_t first = group.begin * d.master_size(u);
-      if (d.master_size(u) > 0) {
+      const int64_t first = d.MasterBytes(u, group.begin);
+      if (d.keeps_master(u)) {
         memory_.Read(thing, master, {Content::kMaster, u, from, 0, first});
         memory_.Write(thing, master, {Content::kMaster, u, to, 0, first});
       }
@@ -74,9 +74,11 @@ void Replay::Update(int thing, const Op& operation) {
       memory_.Write(thing, master, ParameterOf(u, to, group.begin));
     }
     for (int i = 0; i < inputs_.optimizer_states; ++i) {
-      const Range state = RangeOf(work.states[i].place, group.count() * 4);
-      memory_.Read(thing, state, {Content::kOptimizerState, u, from, i, group.begin * 4});
-      memory_.Write(thing, state, {Content::kOptimizerState, u, to, i, group.begin * 4});
+      const Range state = RangeOf(work.states[i].place, d.StateBytes(u, i, group.count()));
+      memory_.Read(thing, state,
+                   {Content::kOptimizerState, u, from, i, d.StateBytes(u, i, group.begin)});
+      memory_.Write(thing, state,
+                    {Content::kOptimizerState, u, to, i, d.StateBytes(u, i, group.begin)});
     }
     UseStaging(thing, u, group.tier == Tier::kDevice ? Tier::kDevice : Tier::kCpu);
   }
@@ -108,20 +110,20 @@ void Replay::ParameterNorms(int thing, const Op& operation) {
         gathered ? Content{Content::kGatheredGradient, u, steps_, 0, group.begin * gradient_size}
                  : Content{Content::kGradientShard, u, steps_, expected_contributions(u),
                            group.begin * gradient_size});
-    const Range master = RangeOf(work.master, group.count() * d.master_size(u));
+    const Range master = RangeOf(work.master, d.MasterBytes(u, group.count()));
     if (!d.writes_parameters(u)) {
       memory_.Read(thing, master, ParameterOf(u, version_, group.begin));
-    } else if (d.master_size(u) > 0) {
+    } else if (d.keeps_master(u)) {
       memory_.Read(thing, master,
-                   {Content::kMaster, u, version_, 0, group.begin * d.master_size(u)});
+                   {Content::kMaster, u, version_, 0, d.MasterBytes(u, group.begin)});
     }
     if (d.reads_parameters(u)) {
       memory_.Read(thing, RangeOf(work.parameter, group.count() * SizeOf(d.compute_of(u))),
                    ParameterOf(u, version_, group.begin));
     }
     for (int i = 0; i < d.norm_states[u]; ++i) {
-      memory_.Read(thing, RangeOf(work.states[i].place, group.count() * 4),
-                   {Content::kOptimizerState, u, version_, i, group.begin * 4});
+      memory_.Read(thing, RangeOf(work.states[i].place, d.StateBytes(u, i, group.count())),
+                   {Content::kOptimizerState, u, version_, i, d.StateBytes(u, i, group.begin)});
     }
   }
 }
@@ -134,8 +136,8 @@ void Replay::CastMasters(int thing, const Op& operation) {
     if (d.reads_parameters(unit)) Fail("a copy of masters that are parameters, or halves of them");
     const SubGroup& group = table().sub_groups[operation.updates[i].sub_group];
     if (group.unit != unit) Fail("a copy's masters are another unit's");
-    memory_.Read(thing, RangeOf(operation.operands[2 * i].place, group.count() * 4),
-                 {Content::kMaster, unit, version_, 0, group.begin * 4});
+    memory_.Read(thing, RangeOf(operation.operands[2 * i].place, d.StateBytes(u, i, group.count())),
+                 {Content::kMaster, unit, version_, 0, d.StateBytes(u, i, group.begin)});
     memory_.Write(
         thing,
         RangeOf(operation.operands[2 * i + 1].place, group.count() * SizeOf(d.compute_of(unit))),
@@ -149,8 +151,8 @@ void Replay::KeepParameters(int thing, const Op& update) {
   const UpdateWork work(update);
   const SubGroup& group = table().sub_groups[work.sub_group];
   if (d.reads_parameters(group.unit) || !update.updates.front().keeps_parameter) return;
-  memory_.Read(thing, RangeOf(work.master, group.count() * 4),
-               {Content::kMaster, group.unit, version_, 0, group.begin * 4});
+  memory_.Read(thing, RangeOf(work.master, d.StateBytes(u, i, group.count())),
+               {Content::kMaster, group.unit, version_, 0, d.StateBytes(u, i, group.begin)});
   memory_.Write(thing, RangeOf(work.parameter, group.count() * SizeOf(d.compute_of(group.unit))),
                 ParameterOf(group.unit, version_, group.begin));
 }

@@ -50,7 +50,8 @@ std::vector<Asked> ArraysOf(const Plan& plan) {
 template <class Check>
 void OnPlans(Check check) {
   for (int i = 0; i < Cases(kPlans); ++i) {
-    const RandomCase random(static_cast<uint64_t>(i), /*offloads=*/i % 3 != 0);
+    RandomCase random(static_cast<uint64_t>(i), /*offloads=*/i % 3 != 0);
+    if (i % 4 == 1) random.EncodeStates();
     SCOPED_TRACE(random.description());
     ASSERT_OK_AND_ASSIGN(const Plan plan, PlanStep(random.inputs()));
     for (const int shard : {0, plan.decisions.shards - 1}) {
@@ -63,9 +64,15 @@ void OnPlans(Check check) {
   }
 }
 
-std::vector<int64_t> CutsOf(int64_t shard) {
+// Elements of a block of the array; 1: it has none.
+int64_t BlockOf(const Plan& plan, const StateArray& array) {
+  if (array.what != StateClass::kOptimizer) return 1;
+  return std::max<int64_t>(1, plan.decisions.state_encoding(array.unit, array.state).block);
+}
+
+std::vector<int64_t> CutsOf(int64_t shard, int64_t block) {
   std::vector<int64_t> cuts = {0, shard / 3, shard / 2 + 1, shard};
-  for (int64_t& cut : cuts) cut = std::min(cut, shard);
+  for (int64_t& cut : cuts) cut = std::min(cut / block * block, shard);
   std::sort(cuts.begin(), cuts.end());
   return cuts;
 }
@@ -80,7 +87,11 @@ TEST(StatePieces, RunsCoverTheRequestOnceForAnyCut) {
         EXPECT_EQ(run.begin, at);
         EXPECT_LE(run.count(), kRunElements);
         EXPECT_EQ(run.stored[0].count, run.count());
-        EXPECT_EQ(run.stored[1].count, run.is_split() ? run.count() : 0);
+        const int64_t block = BlockOf(plan, asked.array);
+        EXPECT_EQ(run.has_scales(), block > 1);
+        EXPECT_EQ(run.stored[1].count, run.is_split() ? run.count()
+                                       : block > 1    ? (run.count() + block - 1) / block
+                                                      : 0);
         const int64_t stride = std::max<int64_t>(1, run.count() / 7);
         at = run.end;
         for (int64_t element = run.begin; element < run.end; element += stride) {
@@ -88,9 +99,10 @@ TEST(StatePieces, RunsCoverTheRequestOnceForAnyCut) {
           for (int part = 0; part < 2; ++part) {
             const Operand& stored = run.stored[static_cast<size_t>(part)];
             if (stored.count == 0) continue;
-            stored_at[part] = {
-                .place = stored.place.Plus((element - run.begin) * SizeOf(stored.dtype)),
-                .dtype = stored.dtype};
+            const int64_t index =
+                (element - run.begin) / (part == 1 && run.has_scales() ? block : 1);
+            stored_at[part] = {.place = stored.place.Plus(index * stored.encoding.code_bytes()),
+                               .encoding = stored.encoding};
           }
           places.emplace_back(element, stored_at[0], stored_at[1]);
         }
@@ -101,7 +113,7 @@ TEST(StatePieces, RunsCoverTheRequestOnceForAnyCut) {
     std::map<int64_t, std::pair<Operand, Operand>> whole;
     for (const auto& [element, first, second] : placement_of(0, asked.shard))
       whole[element] = {first, second};
-    const std::vector<int64_t> cuts = CutsOf(asked.shard);
+    const std::vector<int64_t> cuts = CutsOf(asked.shard, BlockOf(plan, asked.array));
     for (size_t i = 1; i < cuts.size(); ++i) {
       for (const auto& [element, first, second] : placement_of(cuts[i - 1], cuts[i])) {
         const auto found = whole.find(element);
@@ -140,7 +152,7 @@ TEST(StatePieces, PlacesAreWithinTheirPools) {
 TEST(StatePieces, StagedDataPassesInWholeBlocks) {
   int64_t staged = 0, edges = 0;
   OnPlans([&](const Plan& plan, int shard, const Asked& asked) {
-    const std::vector<int64_t> cuts = CutsOf(asked.shard);
+    const std::vector<int64_t> cuts = CutsOf(asked.shard, BlockOf(plan, asked.array));
     for (size_t i = 1; i < cuts.size(); ++i) {
       for (const StateRun& run : RunsOf(plan, shard, {asked.array, cuts[i - 1], cuts[i]})) {
         for (const bool reaches_device : {true, false}) {
@@ -236,22 +248,23 @@ TEST(StatePieces, TheLongestRunFitsItsSlot) {
     const Operand& last = read.ops.back().operands[1];
     return last.place.offset + last.bytes() <= kStaging.offset + kStateStagingBytes;
   };
-  const auto at = [](StateClass pool, DType dtype) {
+  const auto at = [](StateClass pool, Encoding encoding) {
     return Operand{.place = {.tier = Tier::kNvme, .pool = pool, .offset = kInBlock},
-                   .dtype = dtype,
+                   .encoding = encoding,
                    .count = kRunElements};
   };
   EXPECT_TRUE(fits({.end = kRunElements, .stored = {at(StateClass::kMaster, DType::kFloat32)}}));
   EXPECT_TRUE(fits({.end = kRunElements,
                     .stored = {at(StateClass::kParameter, DType::kBFloat16),
-                               at(StateClass::kMaster, DType::kBFloat16)}}));
+                               at(StateClass::kMaster, kLowHalves)}}));
 }
 
 // Units that ranks keep whole are gathered from slices that lie within them.
 TEST(StatePieces, SpreadsGoFromSlicesToWholeUnits) {
   int gathers = 0;
   for (int i = 0; i < Cases(kPlans); ++i) {
-    const RandomCase random(static_cast<uint64_t>(i));
+    RandomCase random(static_cast<uint64_t>(i));
+    if (i % 3 == 0) random.EncodeStates();
     SCOPED_TRACE(random.description());
     const Plan plan = PlanStep(random.inputs()).value();
     const Decisions& d = plan.decisions;
@@ -267,7 +280,7 @@ TEST(StatePieces, SpreadsGoFromSlicesToWholeUnits) {
         for (size_t k = 0; k < op.operands.size(); k += 2) {
           ++arrays;
           const Operand &slice = op.operands[k], &whole = op.operands[k + 1];
-          EXPECT_EQ(slice.dtype, op.operands[0].dtype);
+          EXPECT_EQ(slice.encoding.dtype, op.operands[0].encoding.dtype);
           EXPECT_EQ(slice.place.offset, whole.place.offset);
           EXPECT_EQ(slice.place.per_slice, slice.bytes());
           EXPECT_EQ(whole.bytes(), d.shards * slice.bytes());
@@ -275,8 +288,10 @@ TEST(StatePieces, SpreadsGoFromSlicesToWholeUnits) {
       }
       const bool kept = d.kept_whole[static_cast<size_t>(unit)];
       const int sections = (shard > 0) + (SectionOf(plan, unit, false).shard > 0);
-      const int64_t of_states =
-          d.stage == 0 && shard > 0 ? (d.master_size(unit) > 0) + d.optimizer_states : 0;
+      int64_t states = 0;  // codes and scales are gathered apart
+      for (int k = 0; k < d.optimizer_states; ++k)
+        states += d.state_encoding(unit, k).block > 0 ? 2 : 1;
+      const int64_t of_states = d.stage == 0 && shard > 0 ? d.keeps_master(unit) + states : 0;
       EXPECT_EQ(arrays, of_states + (kept ? sections : 0));
       EXPECT_TRUE(LowerSpread(plan, unit, {}).ops.empty());
     }

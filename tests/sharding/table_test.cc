@@ -50,7 +50,7 @@ TEST(Table, ExtentsCoverTheElementsInOrder) {
         covered = extent.end;
         ASSERT_EQ(extent.place.pool, FactsOf(table[row].purpose).counted);
         ASSERT_EQ(table.PlaceOf(row, extent.begin), extent.place);
-        const int64_t last = (extent.count() - 1) * SizeOf(table[row].dtype);
+        const int64_t last = (extent.count() - 1) * table[row].encoding.code_bytes();
         ASSERT_EQ(table.PlaceOf(row, extent.end - 1), extent.place.Plus(last));
       }
       ASSERT_EQ(covered, table[row].elements) << FactsOf(table[row].purpose).name;
@@ -70,7 +70,7 @@ TEST(Table, ArraysThatDoNotShareLieApartWithinTheirPools) {
       if (!array.behind) is_shared = array.shares;
       for (const Extent& extent : table.ExtentsOf(row)) {
         const Place& place = extent.place;
-        const int64_t bytes = extent.count() * SizeOf(array.dtype);
+        const int64_t bytes = extent.count() * array.encoding.code_bytes();
         const bool of_states = place.tier == Tier::kNvme && place.pool != StateClass::kParameter;
         const int64_t pool =
             of_states ? table.bytes.state_file() : table.bytes.Of(place.tier, place.pool);
@@ -104,7 +104,7 @@ TEST(Table, TheSlicesOfAllRanksAreTheWholeArray) {
       }
       if (array.spread == Spread::kWhole) {
         ASSERT_EQ(covered * table.slices, array.elements);
-        ASSERT_EQ(table.OwnSlice(row).per_slice, covered * SizeOf(array.dtype));
+        ASSERT_EQ(table.OwnSlice(row).per_slice, covered * array.encoding.code_bytes());
       } else {
         ASSERT_EQ(covered, array.elements);
         ASSERT_EQ(table.OwnSlice(row).per_slice, 0);

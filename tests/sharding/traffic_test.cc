@@ -44,9 +44,9 @@ void AddNorms(const Plan& plan, const SubGroup& group, const Add& add) {
   const bool on_host = group.tier != Tier::kDevice;
   const int64_t count = group.count(), gradient = count * SizeOf(d.shard_dtype(group.unit));
   if (group.tier == Tier::kNvme) {
-    add(kMaster, Tier::kNvme, kUp, SwapAligned(count * d.master_size(group.unit)));
-    add(kOptimizer, Tier::kNvme, kUp,
-        d.norm_states[static_cast<size_t>(group.unit)] * SwapAligned(count * 4));
+    add(kMaster, Tier::kNvme, kUp, SwapAligned(d.MasterBytes(group.unit, count)));
+    for (int k = 0; k < d.norm_states[static_cast<size_t>(group.unit)]; ++k)
+      add(kOptimizer, Tier::kNvme, kUp, SwapAligned(d.StateBytes(group.unit, k, count)));
   }
   if (shard == Tier::kNvme) add(kGradient, Tier::kNvme, kUp, SwapAligned(gradient));
   if (on_host != (shard != Tier::kDevice))
@@ -141,8 +141,9 @@ Rows Formula(const Plan& plan, bool carrying) {
     const int64_t count = group.count(), bytes = count * size;
     if (group.tier == Tier::kNvme) {
       for (const Direction direction : {kUp, kDown}) {
-        add(kMaster, Tier::kNvme, direction, SwapAligned(count * d.master_size(group.unit)));
-        add(kOptimizer, Tier::kNvme, direction, d.optimizer_states * SwapAligned(count * 4));
+        add(kMaster, Tier::kNvme, direction, SwapAligned(d.MasterBytes(group.unit, count)));
+        for (int k = 0; k < d.optimizer_states; ++k)
+          add(kOptimizer, Tier::kNvme, direction, SwapAligned(d.StateBytes(group.unit, k, count)));
       }
     }
     if (shard == Tier::kNvme)

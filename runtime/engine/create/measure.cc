@@ -136,6 +136,8 @@ absl::StatusOr<double> Measuring::MeasureBalance(Scratch& scratch) {
                     .sent = settled.communication_of(unit),
                     .parameters_go_up = settled.parameter_tier == Tier::kDevice,
                     .pins_host_memory = config_.zero.offload_optimizer.pin_memory};
+  for (int k = 0; k < settled.optimizer_states; ++k)
+    shape.states.push_back(settled.state_encoding(unit, k));
   for (const sharding::SubGroup& group : groups) shape.elements += group.count();
   EBB_RETURN_IF_ERROR(AgreeOnStatus(with_.Control(), absl::OkStatus()));  // all are here
   const absl::StatusOr<sharding::UpdateRates> rates = MeasureUpdateRates(

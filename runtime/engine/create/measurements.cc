@@ -132,13 +132,27 @@ class Layout {
       arrays.master = reinterpret_cast<float*>(memory);
     if (shape_.master == optim::MasterForm::kSplit)
       arrays.master_low = reinterpret_cast<uint16_t*>(memory);
-    for (int k = 0; k < states_; ++k)
-      arrays.states[k] = reinterpret_cast<float*>(memory + master_) + k * count_;
+    std::byte* state = memory + master_;
+    for (int k = 0; k < states_; ++k) {
+      const Encoding encoding = EncodingOf(k);
+      arrays.states[k] = {.codes = state, .encoding = encoding};
+      if (encoding.block > 0)
+        arrays.states[k].scales = reinterpret_cast<float*>(state + count_ * encoding.code_bytes());
+      state += encoding.bytes(count_);
+    }
     return arrays;
   }
 
  private:
-  int64_t GradientAt() const { return master_ + states_ * count_ * 4; }
+  Encoding EncodingOf(int state) const {
+    return shape_.states.empty() ? Encoding(DType::kFloat32)
+                                 : shape_.states[static_cast<size_t>(state)];
+  }
+  int64_t GradientAt() const {
+    int64_t at = master_;
+    for (int k = 0; k < states_; ++k) at += EncodingOf(k).bytes(count_);
+    return at;
+  }
   int64_t ParameterAt() const { return GradientAt() + gradient_; }
 
   const UpdateShape& shape_;

@@ -47,6 +47,7 @@ struct UpdateShape {
   OptimizerConfig optimizer = {};
   int64_t elements = 0;  // of the rank; kMeasuredElements of them are timed
   optim::MasterForm master = optim::MasterForm::kWhole;
+  std::vector<Encoding> states = {};  // by state; empty: all are fp32
   DType gradient = DType::kFloat32, parameter = DType::kFloat32;
   DType sent = DType::kFloat32;  // dtype of gradients on their way to the host
   bool parameters_go_up = true;

@@ -68,7 +68,7 @@ absl::Status Reorder::To(std::vector<Visit> forward, std::vector<ScopeEvent> ord
   model_.order = std::move(order);
   if (model_.order.empty()) LeaveOutParts(model_);
   if (own.ok()) own = ValidateGiven(model_);
-  model_ = DivideByDType(std::move(model_), with_.inputs.config.compute);
+  model_ = Divided(std::move(model_), with_.inputs.config);
   if (own.ok()) own = Plan();
   EBB_RETURN_IF_ERROR(with_.interpreter->barrier.Enter(CallKind::kReorder, /*subject=*/0, own));
   EBB_RETURN_IF_ERROR(AgreeOnOrder(with_.Control(), model_, next_.Fingerprint()));

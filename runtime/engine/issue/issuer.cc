@@ -156,7 +156,7 @@ void Issuer::Redistribute(LinkedList& run, int index, const StepTag& step, Strea
   const Op& op = run[index];
   Communicator& along = core_.communicators.Along(op.stream, op.axes());
   const std::span<const CollectiveSpan> spans = run.spans(index);
-  const DType dtype = op.operands.front().dtype;
+  const DType dtype = op.operands.front().encoding.dtype;
   absl::Status status;
   switch (sharding::MovementOf(op.role)) {
     case sharding::Movement::kAllGather:
@@ -287,10 +287,11 @@ void Issuer::Convert(const LinkedList& run, int index, int part, Stream& stream)
   const bool casts = op.role == sharding::Role::kCastMasters;
   if (casts) verifier_.VerifyMasters(op.updates[static_cast<size_t>(part)].sub_group, source);
   if (op.via) {
-    core_.kernels.Of(stream).CastVia(stream, source, from.dtype, *op.via, destination, to.dtype,
-                                     to.count);
+    core_.kernels.Of(stream).CastVia(stream, source, from.encoding.dtype, *op.via, destination,
+                                     to.encoding.dtype, to.count);
   } else {
-    core_.kernels.Of(stream).Cast(stream, source, from.dtype, destination, to.dtype, to.count,
+    core_.kernels.Of(stream).Cast(stream, source, from.encoding.dtype, destination,
+                                  to.encoding.dtype, to.count,
                                   casts ? optim::Rounding::kParameter : optim::Rounding::kNearest);
   }
 }
@@ -301,9 +302,9 @@ void Issuer::Accumulate(const LinkedList& run, int index, int part, Stream& stre
   const std::span<const Operand> operands =
       run[index].operands.subspan(static_cast<size_t>(first), kOperands);
   const optim::AccumulateArrays arrays{.source = run.At(index, first),
-                                       .source_dtype = operands[0].dtype,
+                                       .source_dtype = operands[0].encoding.dtype,
                                        .destination = run.At(index, first + 1),
-                                       .destination_dtype = operands[1].dtype,
+                                       .destination_dtype = operands[1].encoding.dtype,
                                        .count = operands[1].count,
                                        .add = sharding::Reads(operands[1].access)};
   if (operands[2].access == sharding::Access::kNone) {
@@ -320,7 +321,7 @@ void Issuer::Norm(const LinkedList& run, int index, int part, Stream& stream) co
   const int first = part * kOperands;
   const Operand& shard = run[index].operands[static_cast<size_t>(first)];
   core_.kernels.Of(stream).SumOfSquares(
-      stream, run.At(index, first), shard.dtype, shard.count,
+      stream, run.At(index, first), shard.encoding.dtype, shard.count,
       BlocksAt(run.At(index, first + 2), shard.count),
       &control_.square(run[index].parts[static_cast<size_t>(part)].unit));
 }

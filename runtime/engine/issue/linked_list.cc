@@ -24,9 +24,10 @@ bool IsAwaitedByHost(const sharding::Waits& of) {
 }  // namespace
 
 DType GatheredDType(const Op& gather) {
-  const DType first = gather.operands.front().dtype;
-  const bool same = std::all_of(gather.operands.begin(), gather.operands.end(),
-                                [first](const Operand& operand) { return operand.dtype == first; });
+  const DType first = gather.operands.front().encoding.dtype;
+  const bool same =
+      std::all_of(gather.operands.begin(), gather.operands.end(),
+                  [first](const Operand& operand) { return operand.encoding.dtype == first; });
   return same ? first : DType::kInt8;
 }
 

@@ -81,7 +81,7 @@ void RecordExchange::NameNonFinite(const LinkedList& run, int op, int parity) co
   if (shard.access == sharding::Access::kNone ||
       (shard.place.tier == Tier::kDevice && !HostReaches(core_.inputs.device)))
     return;
-  const int64_t at = FirstNonFinite(run.At(op, operand), shard.dtype, shard.count);
+  const int64_t at = FirstNonFinite(run.At(op, operand), shard.encoding.dtype, shard.count);
   if (at == shard.count) return;
   const int64_t element = core_.slice * shard.count + at;
   const sharding::Section& section =

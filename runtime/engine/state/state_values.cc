@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "ebb/optim/block_codes.h"
 #include "ebb/optim/cast.h"
 #include "ebb/optim/split_master.h"
 #include "ebb/runtime/base/status_macros.h"
@@ -18,13 +19,18 @@ using sharding::StagedRun;
 using sharding::StateRange;
 using sharding::StateRun;
 
+optim::StateArray StateValues::StateIn(const StagedRun& run) const {
+  return {.codes = At<void>(run, 0),
+          .scales = run.run.has_scales() ? At<float>(run, 1) : nullptr,
+          .encoding = run.run.stored[0].encoding};
+}
+
 void StateValues::ToFloat(const StagedRun& run, float* values) {
   const StateRun& of = run.run;
   if (of.is_split()) {
     optim::Join(team(), At<BFloat16>(run, 0), At<uint16_t>(run, 1), values, of.count());
   } else {
-    optim::Cast(team(), At<void>(run, 0), of.stored[0].dtype, values, DType::kFloat32, of.count(),
-                optim::Rounding::kNearest);
+    optim::Decode(team(), StateIn(run), values, of.count());
   }
 }
 
@@ -125,8 +131,10 @@ absl::Status StateValues::ReadEach(const StateRange& range, Show show) {
     for (size_t k = 0; verifies && k < pieces_.size(); ++k) {
       const sharding::Operand& stored = found.run.stored[k];
       if (stored.place.tier != Tier::kNvme || stored.count == 0) continue;
+      // Scales come behind the codes, in the same extent of the file.
+      SwapVerifier::Pieces& pieces = pieces_[found.run.has_scales() ? 0 : k];
       if (!verifier_.VerifyPiece(
-              pieces_[k], stored.place,
+              pieces, stored.place,
               {At<const std::byte>(found, k), static_cast<size_t>(stored.bytes())}))
         return core_.errors.failure();
     }
@@ -141,7 +149,7 @@ absl::Status StateValues::ReadEach(const StateRange& range, Show show) {
 // Where they are, if that is how they are kept.
 std::span<const float> StateValues::ValuesOf(const StagedRun& run) {
   const auto count = static_cast<size_t>(run.run.count());
-  if (!run.run.is_split() && run.run.stored[0].dtype == DType::kFloat32)
+  if (!run.run.is_split() && run.run.stored[0].encoding == DType::kFloat32)
     return {At<const float>(run, 0), count};
   values_.resize(count);
   ToFloat(run, values_.data());
@@ -169,10 +177,11 @@ absl::Status StateValues::Write(const StateRange& range, std::span<const float> 
     const float* const from = values.data() + (run.begin - range.begin);
     if (run.is_split()) {
       optim::Split(team(), from, At<BFloat16>(found, 0), At<uint16_t>(found, 1), run.count());
+    } else if (parameters) {
+      optim::Cast(team(), from, DType::kFloat32, At<void>(found, 0), run.stored[0].encoding.dtype,
+                  run.count(), optim::Rounding::kParameter);
     } else {
-      optim::Cast(team(), from, DType::kFloat32, At<void>(found, 0), run.stored[0].dtype,
-                  run.count(),
-                  parameters ? optim::Rounding::kParameter : optim::Rounding::kNearest);
+      optim::Encode(team(), from, StateIn(found), run.count());
     }
     if (found.is_staged())
       EBB_RETURN_IF_ERROR(Start(slots_[slot], sharding::LowerStateWrite(found)));
@@ -182,7 +191,7 @@ absl::Status StateValues::Write(const StateRange& range, std::span<const float> 
 
 float* StateValues::InPlace(const StateRange& range) const {
   const std::vector<StateRun> runs = RunsOf(range);
-  if (runs.size() != 1 || runs[0].is_split() || runs[0].stored[0].dtype != DType::kFloat32)
+  if (runs.size() != 1 || runs[0].is_split() || runs[0].stored[0].encoding != DType::kFloat32)
     return nullptr;
   const StagedRun run = InSlot(runs[0], 0);
   return run.is_staged() ? nullptr : At<float>(run, 0);

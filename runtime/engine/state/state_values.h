@@ -17,6 +17,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ebb/offload/swap_verifier.h"
+#include "ebb/optim/update_arrays.h"
 #include "ebb/runtime/config/config.h"
 #include "ebb/runtime/device/device.h"
 #include "ebb/runtime/engine/core.h"
@@ -86,6 +87,7 @@ class StateValues {
   // The slot that holds it or will hold it; any slot if the host reaches it in its place.
   absl::StatusOr<size_t> ReadAhead(const sharding::StateRun& run);
   absl::StatusOr<size_t> Fetch(const sharding::StateRun& run);
+  optim::StateArray StateIn(const sharding::StagedRun& run) const;
   // The run's values as fp32.
   void ToFloat(const sharding::StagedRun& run, float* values);
   std::span<const float> ValuesOf(const sharding::StagedRun& run);

@@ -27,23 +27,31 @@ UpdateCall::Work UpdateCall::WorkOf(const LinkedList& run, int index, const Step
           .unit = op.parts.front().unit,
           .parity = op.carried() ? 1 - step.parity : step.parity,
           .arrays = {.gradient = run.At(index, kGradient),
-                     .gradient_dtype = op.operands[kGradient].dtype,
+                     .gradient_dtype = op.operands[kGradient].encoding.dtype,
                      .parameter = run.At(index, kParameter),
-                     .parameter_dtype = op.operands[kParameter].dtype,
+                     .parameter_dtype = op.operands[kParameter].encoding.dtype,
                      .count = detail.count()},
           .master = run.At(index, kMaster),
           .states = run.AllFrom(index, kStates).first(static_cast<size_t>(detail.states))};
   const Operand& master = op.operands[kMaster];
-  if (master.access == sharding::Access::kNone) {
-    of.arrays.rounding = {detail.rounding_unit, detail.begin + core_.slice * detail.per_slice};
-  } else if (master.dtype == DType::kFloat32) {
-    of.arrays.master = reinterpret_cast<float*>(of.master);
-  } else {
+  of.arrays.rounding = {detail.rounding_unit, detail.begin + core_.slice * detail.per_slice};
+  of.arrays.round_states_stochastically = core_.inputs.config.ebb.stochastic_rounding;
+  const bool keeps_master = master.access != sharding::Access::kNone;  // else the parameter is it
+  if (keeps_master && master.encoding == kLowHalves) {
     of.arrays.master_low = reinterpret_cast<uint16_t*>(of.master);
+  } else if (keeps_master) {
+    of.arrays.master = reinterpret_cast<float*>(of.master);
   }
   // An optimizer of the trainer's may have more.
-  for (size_t k = 0; k < std::min<size_t>(of.states.size(), optim::kStatesMax); ++k)
-    of.arrays.states[k] = reinterpret_cast<float*>(of.states[k]);
+  for (size_t k = 0; k < std::min<size_t>(of.states.size(), optim::kStatesMax); ++k) {
+    const Encoding& encoding = op.operands[kStates + k].encoding;
+    optim::StateArray& state = of.arrays.states[k];
+    state = {.codes = of.states[k], .encoding = encoding};
+    if (encoding.block > 0) {
+      state.scales =
+          reinterpret_cast<float*>(of.states[k] + detail.count() * encoding.code_bytes());
+    }
+  }
   return of;
 }
 
@@ -72,9 +80,13 @@ void UpdateCall::Update(const LinkedList& run, int index, const Work& of, Stream
   if (!known) Keep(of, stream);  // for an update that then writes nothing
   const int sub_group = of.detail.sub_group;
   const bool verifies = verifier_.Verifies(sub_group);
+  const bool in_fp32 =
+      std::all_of(of.arrays.states, of.arrays.states + optim::kStatesMax,
+                  [](const optim::StateArray& state) { return state.encoding == DType::kFloat32; });
   const UpdateTable::Set* const only =
-      own_ == nullptr ? table_.OnlySetOf(of.unit, of.detail.begin, of.detail.end, of.detail.states)
-                      : nullptr;
+      own_ == nullptr && in_fp32
+          ? table_.OnlySetOf(of.unit, of.detail.begin, of.detail.end, of.detail.states)
+          : nullptr;
   if (verifies && only != nullptr) {
     // A rank that disagrees fails its engine, and the values just written are not used.
     const optim::UpdateChecksums sums =
