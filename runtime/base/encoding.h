@@ -52,6 +52,21 @@ struct Encoding {
   }
 };
 
+// "dynamic8", "unsigned_dynamic8", or the dtype of numbers: the spelling of files and tables.
+constexpr std::string_view Name(const Encoding& encoding) {
+  switch (encoding.map) {
+    case Encoding::Map::kNumber:
+      break;
+    case Encoding::Map::kLowHalf:
+      return "low_half";
+    case Encoding::Map::kDynamic8:
+      return "dynamic8";
+    case Encoding::Map::kDynamicUnsigned8:
+      return "unsigned_dynamic8";
+  }
+  return Name(encoding.dtype);
+}
+
 // One scale for so many elements, as in Dettmers et al. 2022.
 inline constexpr int kScaleBlock = 256;
 inline constexpr Encoding kLowHalves(DType::kBFloat16, Encoding::Map::kLowHalf, 0);

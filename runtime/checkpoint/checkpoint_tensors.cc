@@ -86,7 +86,7 @@ absl::Status Declare(const TensorSource& source, Manifest& manifest,
                                : std::string(is_bytes ? kParameterClass : kMasterClass);
     slices.push_back(
         {.name = {.of = of, .parameter = tensor.name, .begin = 0, .end = tensor.elements()},
-         .dtype = dtype});
+         .encoding = dtype});
   }
   return slices.empty() ? absl::InvalidArgumentError(
                               absl::StrCat("'", source.description().path, "' has no parameters"))

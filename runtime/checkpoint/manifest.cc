@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "ebb/optim/checksum.h"
+#include "ebb/runtime/base/encoding.h"
 #include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/checkpoint/file_access.h"
 #include "ebb/runtime/checkpoint/json_text.h"
@@ -121,7 +122,7 @@ Manifest::Parameter ParseParameter(Fields& fields, const Json& json) {
 absl::Status CheckVersion(const Json& json, const std::string& path) {
   const auto version = json.find("version");
   if (version == json.end() || !version->is_number_unsigned() ||
-      version->get<uint64_t>() == uint64_t{kCheckpointVersion})
+      (version->get<uint64_t>() >= 1 && version->get<uint64_t>() <= uint64_t{kCheckpointVersion}))
     return absl::OkStatus();
   return absl::FailedPreconditionError(
       absl::StrCat("'", path, "' has version ", version->get<uint64_t>(), ", this is version ",
@@ -144,7 +145,7 @@ std::optional<uint64_t> ParseChecksum(std::string_view text) {
 std::string ToText(const Manifest& manifest) {
   OrderedJson json;
   json["format"] = kFormat;
-  json["version"] = kCheckpointVersion;
+  json["version"] = kCheckpointVersion - (manifest.state_encodings.empty() ? 1 : 0);
   json["checksum"] = kNoChecksum;
   if (!manifest.run.empty()) json["run"] = manifest.run;
   if (manifest.reduction_group > 0) json["reduction_group"] = manifest.reduction_group;
@@ -175,6 +176,7 @@ std::string ToText(const Manifest& manifest) {
                           {"dtype", Name(parameter.dtype)},
                           {"states", parameter.states}});
   }
+  if (!manifest.state_encodings.empty()) json["state_encodings"] = manifest.state_encodings;
   json["config"] = manifest.config;
   std::string text =
       json.dump(1, ' ', /*ensure_ascii=*/false, OrderedJson::error_handler_t::replace) + "\n";
@@ -249,6 +251,14 @@ absl::StatusOr<Manifest> ParseManifest(const std::string& text, const std::strin
     if (!names.insert(manifest.parameters.back().name).second)
       fields.Fail("a parameter is named twice");
     if (!fields.status().ok()) break;
+  }
+  if (json.contains("state_encodings")) {
+    for (const auto& [state, encoding] : fields.At(json, "state_encodings").items()) {
+      std::string& name = manifest.state_encodings[state];
+      name = fields.TextOf(encoding, "state_encodings");
+      if (name != Name(kDynamic8) && name != Name(kDynamicUnsigned8))
+        fields.Fail("a state has an unknown encoding");
+    }
   }
   manifest.config = fields.Text(json, "config");
   EBB_RETURN_IF_ERROR(fields.status());

@@ -16,7 +16,9 @@
 
 namespace ebb {
 
-inline constexpr int kCheckpointVersion = 1;
+// Of the newest form that is read. The one before it has no states in blocks, and is written where
+// there are none.
+inline constexpr int kCheckpointVersion = 2;
 inline constexpr int64_t kManifestBytesMax = int64_t{1} << 26;
 inline constexpr char kManifestName[] = "manifest.json";
 
@@ -26,7 +28,7 @@ struct Manifest {
     std::vector<int64_t> shape = {};
     bool trainable = true;
     std::string group = {};
-    DType dtype{};                         // of the values; states are fp32
+    DType dtype{};                         // of the values
     std::vector<std::string> states = {};  // names of the optimizer states
     friend bool operator==(const Parameter&, const Parameter&) = default;
   };
@@ -45,6 +47,9 @@ struct Manifest {
   int64_t reduction_group = 0;
   std::string run = {};     // Engine::run; empty: an older version's, or an import
   std::string config = {};  // the resolved configuration, JSON
+  // By name of the state: the Name of its encoding, for states in blocks. A parameter may have
+  // numbers all the same.
+  std::map<std::string, std::string> state_encodings = {};
   std::vector<Parameter> parameters = {};
   std::vector<File> files = {};
   std::map<std::string, std::string> trainer = {};  // its own named bytes, rank 0's for all ranks

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "ebb/optim/block_codes.h"
 #include "ebb/optim/checksum.h"
 #include "ebb/runtime/base/message.h"
 #include "ebb/runtime/base/status_macros.h"
@@ -31,7 +32,7 @@ bool MayBeParameter(std::string_view name) {
 
 bool MayBeState(std::string_view name) {
   return MayBeParameter(name) && name.find('/') == std::string_view::npos && name != kMasterClass &&
-         name != kParameterClass;
+         name != kParameterClass && !name.ends_with(kScalesSuffix);
 }
 
 std::string NameOf(const SliceName& slice) {
@@ -96,14 +97,27 @@ absl::StatusOr<RankFileWriter> RankFileWriter::Create(std::string path,
   EBB_ASSIGN_OR_RETURN(StreamedFile file, StreamedFile::Create(std::move(path), backend, memory));
   RankFileWriter writer(std::move(file));
   writer.header_.metadata = std::move(metadata);
-  for (const Slice& slice : slices) {
+  const auto add = [&](const SliceName& name, const Encoding& encoding) {
     const StoredTensor& tensor =
-        writer.header_.Add(NameOf(slice.name), slice.dtype, {slice.name.end - slice.name.begin});
+        writer.header_.Add(NameOf(name), encoding.dtype, {name.end - name.begin});
+    writer.encodings_.push_back(encoding);
     // Zeros, as long as the checksums that replace them.
     writer.header_.metadata[tensor.name].assign(
         static_cast<size_t>(CheckedBlocks(tensor.bytes())) * kSumDigits, '0');
+  };
+  for (const Slice& slice : slices) {
+    const SliceName& name = slice.name;
+    const int64_t block = slice.encoding.block;
+    add(name, slice.encoding);
+    if (block > 0) {
+      add({.of = absl::StrCat(name.of, std::string(kScalesSuffix)),
+           .parameter = name.parameter,
+           .begin = name.begin / block,
+           .end = (name.end + block - 1) / block},
+          DType::kFloat32);
+    }
   }
-  writer.sums_.resize(slices.size());
+  writer.sums_.resize(writer.encodings_.size());
   const int64_t data_begin =
       static_cast<int64_t>(SafetensorsPrefix(writer.header_, kDataAlignment).size());
   const size_t entries = writer.header_.tensors.size() + writer.header_.metadata.size();
@@ -117,15 +131,39 @@ absl::StatusOr<RankFileWriter> RankFileWriter::Create(std::string path,
   return writer;
 }
 
-// Goes block by block of the checksum, so that a block is copied while it is in the cache.
+// The codes; the scales are behind the others in scales_.
+std::span<const std::byte> RankFileWriter::EncodedAs(const Encoding& encoding,
+                                                     std::span<const float> values) {
+  if (encoding.block == 0) return BytesAs(encoding.dtype, values, cast_);
+  ThreadTeam caller_only(1);
+  const size_t before = scales_.size();
+  scales_.resize(before + (values.size() + encoding.block - 1) / encoding.block);
+  cast_.resize(values.size());
+  optim::Encode(caller_only, values.data(),
+                {.codes = cast_.data(), .scales = &scales_[before], .encoding = encoding},
+                std::ssize(values));
+  return cast_;
+}
+
 absl::Status RankFileWriter::Append(std::span<const float> values) {
   if (values.empty()) return absl::OkStatus();
-  const StoredTensor* const tensor = tensor_ < sums_.size() ? &header_.tensors[tensor_] : nullptr;
-  std::span<const std::byte> bytes;
-  if (tensor != nullptr) bytes = BytesAs(*DTypeOfSafetensors(tensor->dtype), values, cast_);
-  if (tensor == nullptr || std::ssize(bytes) > tensor->bytes() - of_tensor_)
+  const size_t tensor = tensor_;
+  const bool is_left =
+      tensor < sums_.size() && std::ssize(values) * encodings_[tensor].code_bytes() <=
+                                   header_.tensors[tensor].bytes() - of_tensor_;
+  if (!is_left)
     return absl::InternalError(
         absl::StrCat("more data than the tensors of '", file_.path(), "' have"));
+  EBB_RETURN_IF_ERROR(AppendBytes(EncodedAs(encodings_[tensor], values)));
+  if (tensor_ == tensor || scales_.empty()) return absl::OkStatus();
+  const std::vector<float> scales = std::exchange(scales_, {});
+  return AppendBytes(std::as_bytes(std::span(scales)));
+}
+
+// Of one tensor. Goes block by block of the checksum, so that a block is copied while it is in the
+// cache.
+absl::Status RankFileWriter::AppendBytes(std::span<const std::byte> bytes) {
+  const StoredTensor* const tensor = &header_.tensors[tensor_];
   while (!bytes.empty()) {
     const int64_t taken =
         std::min(std::ssize(bytes), optim::kChecksumBlock - of_tensor_ % optim::kChecksumBlock);

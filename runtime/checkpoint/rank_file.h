@@ -2,6 +2,9 @@
 // states. Its metadata has, under each slice's name, the checksums of the slice's blocks of 4 MiB
 // (ebb/optim/checksum.h): 16 hexadecimal digits a block, end to end. So a reader of a part of a
 // slice can check that part.
+//
+// A state in blocks has its codes in a tensor of bytes. The next tensor has the scales, under the
+// state's name with ".scales" behind it, counted in blocks: "exp_avg.scales/block0.weight@16:32".
 #pragma once
 
 #include <cstddef>
@@ -17,6 +20,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ebb/optim/checksum.h"
+#include "ebb/runtime/base/encoding.h"
 #include "ebb/runtime/checkpoint/manifest.h"
 #include "ebb/runtime/checkpoint/safetensors.h"
 #include "ebb/runtime/checkpoint/streamed_file.h"
@@ -35,6 +39,8 @@ inline constexpr std::string_view kMasterClass = "master", kParameterClass = "pa
 
 // A slice, and its name: "master/block0.weight@4096:8192" are elements 4096 to 8191 of the flattened
 // parameter block0.weight.
+inline constexpr std::string_view kScalesSuffix = ".scales";
+
 struct SliceName {
   // "master" for trainable parameters, "parameter" for frozen ones, and for other arrays the
   // optimizer state's own name ("exp_avg").
@@ -68,7 +74,7 @@ class RankFileWriter {
  public:
   struct Slice {
     SliceName name;
-    DType dtype{};
+    Encoding encoding = DType::kFloat32;
   };
   // `slices`: in the order of their data. `metadata`: more metadata of the file, without names of
   // slices. `memory`: as StreamedFile's.
@@ -78,22 +84,26 @@ class RankFileWriter {
                                                std::span<std::byte> memory = {});
   RankFileWriter(RankFileWriter&&) = default;
 
-  // Appends the next values, in the dtype of their slice. A call has values of one slice; a slice
-  // may take several calls.
+  // Appends the next values, in the encoding of their slice. A call has values of one slice; a slice
+  // may take several calls. Each call but a slice's last has whole blocks.
   absl::Status Append(std::span<const float> values);
   // Call it after all data. Writes the header, and returns when the whole file is on the disk.
   absl::Status Finish();
 
  private:
   explicit RankFileWriter(StreamedFile file) : file_(std::move(file)) {}
+  std::span<const std::byte> EncodedAs(const Encoding& encoding, std::span<const float> values);
+  absl::Status AppendBytes(std::span<const std::byte> bytes);
 
   StreamedFile file_;
   SafetensorsHeader header_;
-  size_t tensor_ = 0;              // the one under way
-  int64_t of_tensor_ = 0;          // bytes of it that have come
-  optim::RunningChecksum sum_;     // of its block under way
-  std::vector<std::string> sums_;  // by tensor
+  size_t tensor_ = 0;                // the one under way
+  int64_t of_tensor_ = 0;            // bytes of it that have come
+  optim::RunningChecksum sum_;       // of its block under way
+  std::vector<std::string> sums_;    // by tensor
+  std::vector<Encoding> encodings_;  // by tensor
   std::vector<std::byte> cast_;
+  std::vector<float> scales_;  // of the codes so far, which come behind them
 };
 
 }  // namespace ebb

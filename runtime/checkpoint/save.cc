@@ -57,7 +57,7 @@ class Saving {
                                  .parameter = engine.model()[slice.parameter].name,
                                  .begin = slice.begin,
                                  .end = slice.end},
-                        .dtype = StoredDType(engine, slice.parameter, array)});
+                        .encoding = StoredEncoding(engine, slice.parameter, array)});
     }
     std::map<std::string, std::string> metadata;
     for (const auto& [name, bytes] : of_this_rank) metadata[name] = absl::Base64Escape(bytes);
@@ -100,12 +100,19 @@ Manifest ManifestOf(const Engine& engine, const TrainingState& state, const Save
   const ModelSpec& model = engine.model();
   for (size_t p = 0; p < model.parameters.size(); ++p) {
     const ParameterId id{static_cast<int32_t>(p)};
-    manifest.parameters.push_back({.name = model[id].name,
-                                   .shape = model[id].shape,
-                                   .trainable = model[id].trainable,
-                                   .group = model[id].group,
-                                   .dtype = StoredDType(engine, id, {.what = StateClass::kMaster}),
-                                   .states = engine.optimizer_states(id)});
+    manifest.parameters.push_back(
+        {.name = model[id].name,
+         .shape = model[id].shape,
+         .trainable = model[id].trainable,
+         .group = model[id].group,
+         .dtype = StoredEncoding(engine, id, {.what = StateClass::kMaster}).dtype,
+         .states = engine.optimizer_states(id)});
+    for (const std::string& state : manifest.parameters.back().states) {
+      const Encoding encoding =
+          StoredEncoding(engine, id, {.what = StateClass::kOptimizer, .state = state});
+      if (model[id].trainable && encoding.block > 0)
+        manifest.state_encodings[state] = Name(encoding);
+    }
   }
   return manifest;
 }

@@ -32,15 +32,19 @@ std::string ClassOf(const Engine& engine, ParameterId parameter, const StateArra
   return std::string(engine.model()[parameter].trainable ? kMasterClass : kParameterClass);
 }
 
-DType StoredDType(const Engine& engine, ParameterId parameter, const StateArrayName& array) {
+Encoding StoredEncoding(const Engine& engine, ParameterId parameter, const StateArrayName& array) {
+  const sharding::Plan& plan = engine.program().plan();
+  if (array.what == StateClass::kOptimizer) {
+    const std::vector<std::string> states = engine.optimizer_states(parameter);
+    const auto state = std::find(states.begin(), states.end(), array.state) - states.begin();
+    const int unit = plan.layout.parameters[static_cast<size_t>(parameter)].unit;
+    return plan.decisions.state_encoding(unit, static_cast<int>(state));
+  }
   const ParameterSpec& of = engine.model()[parameter];
   const bool kept_in_dtype = !of.trainable || engine.config().ebb.stochastic_rounding;
-  if (array.what == StateClass::kMaster && kept_in_dtype)
-    return of.compute.value_or(engine.config().compute);
-  const std::vector<Encoding>& states = engine.program().plan().decisions.state_encodings;
-  const bool in_bf16 = array.what == StateClass::kOptimizer && !states.empty() &&
-                       states.front() == DType::kBFloat16;
-  return in_bf16 ? DType::kBFloat16 : DType::kFloat32;
+  return array.what == StateClass::kMaster && kept_in_dtype
+             ? of.compute.value_or(engine.config().compute)
+             : DType::kFloat32;
 }
 
 int64_t ReductionGroupOf(const Engine& engine) {

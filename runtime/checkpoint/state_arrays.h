@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "ebb/runtime/base/dtype.h"
+#include "ebb/runtime/base/encoding.h"
 #include "ebb/runtime/engine/engine.h"
 
 namespace ebb {
@@ -20,9 +20,10 @@ std::vector<StateArrayName> ArraysOf(const Engine& engine);
 bool Keeps(const Engine& engine, ParameterId parameter, const StateArrayName& array);
 // SliceName::of.
 std::string ClassOf(const Engine& engine, ParameterId parameter, const StateArrayName& array);
-// The narrowest dtype that holds the engine's values: fp32, or the compute dtype for frozen
-// parameters and for parameters without masters (ebb.stochastic_rounding).
-DType StoredDType(const Engine& engine, ParameterId parameter, const StateArrayName& array);
+// The narrowest encoding that holds the engine's values: states as the engine has them; for frozen
+// parameters, and for parameters without masters (ebb.stochastic_rounding), the compute dtype; else
+// fp32.
+Encoding StoredEncoding(const Engine& engine, ParameterId parameter, const StateArrayName& array);
 
 // Ranks that sum their gradients first (ebb.reduction_group), as it is in effect. With groups of
 // one rank sums have the order of one group of all ranks.

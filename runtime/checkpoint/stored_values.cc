@@ -5,6 +5,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "ebb/optim/block_codes.h"
 #include "ebb/optim/cast.h"
 #include "ebb/optim/checksum.h"
 #include "ebb/runtime/base/status_macros.h"
@@ -19,6 +20,10 @@ namespace {
 
 constexpr size_t kDigits = 16;
 
+std::pair<std::string, std::string> ScalesOf(const std::pair<std::string, std::string>& key) {
+  return {absl::StrCat(key.first, std::string(kScalesSuffix)), key.second};
+}
+
 std::string Described(const std::string& of, const std::string& parameter) {
   return absl::StrCat(of, " of '", parameter, "'");
 }
@@ -29,13 +34,22 @@ StoredValues::StoredValues(std::string checkpoint, Manifest manifest, int near)
     : folder_(std::move(checkpoint)), files_(std::move(manifest.files)) {
   near_ = std::clamp(near, 0, static_cast<int>(files_.size()) - 1);
   for (const Manifest::Parameter& parameter : manifest.parameters) {
-    AddArray(std::string(parameter.trainable ? kMasterClass : kParameterClass), parameter);
-    for (const std::string& state : parameter.states) AddArray(state, parameter);
+    const std::string of(parameter.trainable ? kMasterClass : kParameterClass);
+    arrays_[{of, parameter.name}].elements = Elements(parameter.shape);
+    for (const std::string& state : parameter.states)
+      AddState(state, parameter, manifest.state_encodings);
   }
 }
 
-void StoredValues::AddArray(const std::string& of, const Manifest::Parameter& parameter) {
-  arrays_[{of, parameter.name}].elements = Elements(parameter.shape);
+void StoredValues::AddState(const std::string& state, const Manifest::Parameter& parameter,
+                            const std::map<std::string, std::string>& encodings) {
+  Array& array = arrays_[{state, parameter.name}];
+  array.elements = Elements(parameter.shape);
+  const auto encoding = encodings.find(state);
+  if (encoding == encodings.end()) return;
+  array.encoding = encoding->second == Name(kDynamic8) ? kDynamic8 : kDynamicUnsigned8;
+  arrays_[ScalesOf({state, parameter.name})].elements =
+      (array.elements + array.encoding.block - 1) / array.encoding.block;
 }
 
 std::string StoredValues::PathOf(int rank) const {
@@ -72,6 +86,9 @@ absl::Status StoredValues::AddPiece(const StoredTensor& tensor, SafetensorsHeade
   const auto array = arrays_.find({slice->of, slice->parameter});
   if (array == arrays_.end() || slice->end > array->second.elements)
     return bad("is not of the parameters and states in the manifest");
+  const int64_t block = array->second.encoding.block;
+  if (*dtype == DType::kInt8 && block > 0 && slice->begin % block != 0)
+    return bad("begins within a block");
   std::map<int64_t, Piece>& pieces = array->second.pieces;
   const auto next = pieces.lower_bound(slice->begin);
   if ((next != pieces.end() && next->first < slice->end) ||
@@ -91,10 +108,20 @@ absl::Status StoredValues::AddPiece(const StoredTensor& tensor, SafetensorsHeade
 absl::Status StoredValues::ReadAllHeaders() {
   for (int rank = 0; rank < static_cast<int>(files_.size()); ++rank)
     EBB_RETURN_IF_ERROR(AddFile(rank));
+  const auto check = [&](const Key& key, int64_t begin, int64_t end) -> absl::Status {
+    while (begin < end) {
+      EBB_ASSIGN_OR_RETURN(const Piece* const piece, PieceAt(key, begin));
+      begin = piece->end;
+    }
+    return absl::OkStatus();
+  };
   for (const auto& [key, array] : arrays_) {
-    for (int64_t next = 0; next < array.elements;) {
-      EBB_ASSIGN_OR_RETURN(const Piece* const piece, PieceAt(key, next));
-      next = piece->end;
+    if (key.first.ends_with(kScalesSuffix)) continue;
+    EBB_RETURN_IF_ERROR(check(key, 0, array.elements));
+    const int64_t block = array.encoding.block;
+    for (const auto& [begin, piece] : array.pieces) {
+      if (array.has_codes(piece))
+        EBB_RETURN_IF_ERROR(check(ScalesOf(key), begin / block, (piece.end + block - 1) / block));
     }
   }
   return absl::OkStatus();
@@ -160,13 +187,21 @@ absl::Status StoredValues::Expect(std::span<const Interval> intervals, IoBackend
   values_ = {};
   expected_.clear();
   taken_ = 0;
-  for (const Interval& interval : intervals) {
-    const Key key(interval.of, interval.parameter);
-    if (!arrays_.contains(key)) continue;
-    for (int64_t at = interval.begin; at < interval.end;) {
+  const Piece* of_scales = nullptr;
+  const auto expect = [&](const auto& expect_scales, const Key& key, int64_t first,
+                          int64_t last) -> absl::Status {
+    const auto found = arrays_.find(key);
+    if (found == arrays_.end()) return absl::OkStatus();
+    const int64_t block_elements = found->second.encoding.block;
+    for (int64_t at = first; at < last;) {
       EBB_ASSIGN_OR_RETURN(const Piece* const piece, PieceAt(key, at));
-      const int64_t begin = at, end = std::min(interval.end, piece->end);
+      const int64_t begin = at, end = std::min(last, piece->end);
       at = end;
+      if (found->second.has_codes(*piece) && std::exchange(of_scales, piece) != piece) {
+        EBB_RETURN_IF_ERROR(expect_scales(expect_scales, ScalesOf(key),
+                                          piece->begin / block_elements,
+                                          (piece->end + block_elements - 1) / block_elements));
+      }
       const auto [file, added] =
           file_of_rank.emplace(piece->rank, static_cast<int>(file_of_rank.size()));
       if (added) paths.push_back(PathOf(piece->rank));
@@ -180,7 +215,11 @@ absl::Status StoredValues::Expect(std::span<const Interval> intervals, IoBackend
             {.file = file->second, .at = piece->at + block.first(), .bytes = block.bytes()});
       }
     }
-  }
+    return absl::OkStatus();
+  };
+  for (const Interval& interval : intervals)
+    EBB_RETURN_IF_ERROR(
+        expect(expect, {interval.of, interval.parameter}, interval.begin, interval.end));
   if (ranges.empty() || paths.size() > kFilesMax) {
     expected_.clear();
     return absl::OkStatus();
@@ -239,6 +278,45 @@ absl::Status StoredValues::Check(const Block& block, uint64_t found) const {
                    "' have changed since they were saved (their checksum differs)"));
 }
 
+absl::Status StoredValues::ReadScales(const Key& key, const Array& array, const Piece& piece) {
+  if (of_scales_ == &piece) return absl::OkStatus();
+  of_scales_ = nullptr;
+  const int64_t block = array.encoding.block, first = piece.begin / block;
+  scales_.resize(static_cast<size_t>((piece.end + block - 1) / block - first));
+  const auto [of, parameter] = ScalesOf(key);
+  EBB_RETURN_IF_ERROR(Read(of, parameter, first, scales_));
+  of_scales_ = &piece;
+  return absl::OkStatus();
+}
+
+absl::Status StoredValues::ReadCodes(const Key& key, const Piece& piece, int64_t begin,
+                                     std::span<float> values) {
+  const Array& array = arrays_.at(key);
+  EBB_RETURN_IF_ERROR(ReadScales(key, array, piece));
+  const int64_t at = begin - piece.begin, first = at / array.encoding.block * array.encoding.block,
+                end = at + std::ssize(values);
+  codes_.resize(static_cast<size_t>(end - first));
+  for (int64_t next = first; next < end;) {
+    const Block block{&piece, next / kCheckedBlock};
+    const int64_t in_block = next - block.first(),
+                  last = std::min(end - block.first(), block.bytes());
+    std::byte* const to = codes_.data() + (next - first);
+    EBB_RETURN_IF_ERROR(Take(block, in_block, last, [&](int64_t from, int64_t until) {
+      std::copy(values_.begin() + from, values_.begin() + until, to + (from - in_block));
+    }));
+    next = block.first() + last;
+  }
+  decoded_.resize(codes_.size());
+  ThreadTeam caller_only(1);
+  optim::Decode(caller_only,
+                {.codes = codes_.data(),
+                 .scales = scales_.data() + first / array.encoding.block,
+                 .encoding = array.encoding},
+                decoded_.data(), std::ssize(decoded_));
+  std::copy(decoded_.begin() + (at - first), decoded_.end(), values.begin());
+  return absl::OkStatus();
+}
+
 absl::Status StoredValues::Read(const std::string& of, const std::string& parameter, int64_t begin,
                                 std::span<float> values) {
   const Key key(of, parameter);
@@ -252,6 +330,13 @@ absl::Status StoredValues::Read(const std::string& of, const std::string& parame
   ThreadTeam caller_only(1);
   while (!values.empty()) {
     EBB_ASSIGN_OR_RETURN(const Piece* const piece, PieceAt(key, begin));
+    if (found->second.has_codes(*piece)) {
+      const int64_t count = std::min(std::ssize(values), piece->end - begin);
+      EBB_RETURN_IF_ERROR(ReadCodes(key, *piece, begin, values.first(static_cast<size_t>(count))));
+      values = values.subspan(static_cast<size_t>(count));
+      begin += count;
+      continue;
+    }
     const int64_t size = SizeOf(piece->dtype), per_block = kCheckedBlock / size;
     const Block block{piece, (begin - piece->begin) / per_block};
     const int64_t first = (begin - piece->begin - block.number * per_block) * size;

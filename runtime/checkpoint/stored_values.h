@@ -18,7 +18,7 @@
 #include "absl/status/statusor.h"
 #include "ebb/offload/file_handle.h"
 #include "ebb/optim/checksum.h"
-#include "ebb/runtime/base/dtype.h"
+#include "ebb/runtime/base/encoding.h"
 #include "ebb/runtime/base/io_backend.h"
 #include "ebb/runtime/checkpoint/manifest.h"
 #include "ebb/runtime/checkpoint/rank_file.h"
@@ -68,13 +68,19 @@ class StoredValues {
 
     int64_t bytes() const { return (end - begin) * SizeOf(dtype); }
   };
-  using Key = std::pair<std::string, std::string>;  // class, parameter
+  using Key = std::pair<std::string, std::string>;  // class, or its scales; parameter
   struct Array {
     int64_t elements = 0;
-    std::map<int64_t, Piece> pieces;  // by their begin; those of the headers that were read
+    Encoding encoding = DType::kInt8;  // of its pieces of bytes
+    std::map<int64_t, Piece> pieces;   // by their begin; those of the headers that were read
+
+    bool has_codes(const Piece& piece) const {
+      return encoding.block > 0 && piece.dtype == DType::kInt8;
+    }
   };
 
-  void AddArray(const std::string& of, const Manifest::Parameter& parameter);
+  void AddState(const std::string& state, const Manifest::Parameter& parameter,
+                const std::map<std::string, std::string>& encodings);
   // Reads the header of a rank's file, once.
   absl::Status AddFile(int rank);
   absl::Status AddPiece(const StoredTensor& tensor, SafetensorsHeader& header, int rank);
@@ -98,6 +104,11 @@ class StoredValues {
     int64_t first() const { return number * kCheckedBlock; }  // byte of the piece
     int64_t bytes() const { return std::min(kCheckedBlock, piece->bytes() - first()); }
   };
+  // The values of elements of a piece of codes, which is as Read has it for other pieces.
+  absl::Status ReadCodes(const Key& key, const Piece& piece, int64_t begin,
+                         std::span<float> values);
+  // Reads the scales of all blocks of the piece, which stay until those of another are read.
+  absl::Status ReadScales(const Key& key, const Array& array, const Piece& piece);
   absl::Status Fetch(const Block& block);
   // Hands over bytes [begin, end) of the block in `values_`, part by part. An error follows if they
   // differ from the saved ones.
@@ -113,6 +124,10 @@ class StoredValues {
   Block block_;  // the last block that was read and had its checksum
   optim::RunningChecksum sum_;
   std::span<const std::byte> values_;  // of it
+  const Piece* of_scales_ = nullptr;
+  std::vector<float> scales_;
+  std::vector<std::byte> codes_;
+  std::vector<float> decoded_;
   int64_t bytes_read_ = 0;
   std::unique_ptr<ReadAhead> ahead_;
 };

@@ -38,7 +38,7 @@ class StoredValuesTest : public ::testing::Test {
       auto file = RankFileWriter::Create(
           path,
           {{.name = {.of = "master", .parameter = "w", .begin = begin, .end = end},
-            .dtype = DType::kFloat32}},
+            .encoding = DType::kFloat32}},
           {});
       ASSERT_TRUE(file.ok()) << file.status();
       const auto slice =
