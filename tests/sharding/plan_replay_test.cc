@@ -61,8 +61,11 @@ TEST(RandomOrders, AreOfEveryKind) {
 TEST(PlanLaws, NothingIsReadBeforeItIsWrittenAndLiveMemoryDoesNotOverlap) {
   for (int number = 1; number <= Cases(800); ++number) {
     RandomCase random_case = CaseOf(number);
-    if (number > Cases(600)) random_case.MixDTypes();
-    if (number > Cases(500)) random_case.EncodeStates();
+    if (number > Cases(600)) {
+      random_case.MixDTypes();
+    } else if (number > Cases(450)) {
+      random_case.EncodeStates();
+    }
     SCOPED_TRACE(random_case.description());
     const std::vector<Variant> variants = Variants(random_case);
     ASSERT_FALSE(variants.empty());

@@ -136,8 +136,9 @@ void Replay::CastMasters(int thing, const Op& operation) {
     if (d.reads_parameters(unit)) Fail("a copy of masters that are parameters, or halves of them");
     const SubGroup& group = table().sub_groups[operation.updates[i].sub_group];
     if (group.unit != unit) Fail("a copy's masters are another unit's");
-    memory_.Read(thing, RangeOf(operation.operands[2 * i].place, d.StateBytes(u, i, group.count())),
-                 {Content::kMaster, unit, version_, 0, d.StateBytes(u, i, group.begin)});
+    memory_.Read(thing,
+                 RangeOf(operation.operands[2 * i].place, d.MasterBytes(group.unit, group.count())),
+                 {Content::kMaster, unit, version_, 0, d.MasterBytes(group.unit, group.begin)});
     memory_.Write(
         thing,
         RangeOf(operation.operands[2 * i + 1].place, group.count() * SizeOf(d.compute_of(unit))),
@@ -151,8 +152,8 @@ void Replay::KeepParameters(int thing, const Op& update) {
   const UpdateWork work(update);
   const SubGroup& group = table().sub_groups[work.sub_group];
   if (d.reads_parameters(group.unit) || !update.updates.front().keeps_parameter) return;
-  memory_.Read(thing, RangeOf(work.master, d.StateBytes(u, i, group.count())),
-               {Content::kMaster, group.unit, version_, 0, d.StateBytes(u, i, group.begin)});
+  memory_.Read(thing, RangeOf(work.master, d.MasterBytes(group.unit, group.count())),
+               {Content::kMaster, group.unit, version_, 0, d.MasterBytes(group.unit, group.begin)});
   memory_.Write(thing, RangeOf(work.parameter, group.count() * SizeOf(d.compute_of(group.unit))),
                 ParameterOf(group.unit, version_, group.begin));
 }
