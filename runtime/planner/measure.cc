@@ -73,8 +73,8 @@ absl::StatusOr<double> UpdateRate(int threads) {
                                 .parameter = halves + 2 * (kElements + begin),
                                 .parameter_dtype = DType::kBFloat16,
                                 .count = kPiece};
-      piece.states[0] = floats + kElements + begin;
-      piece.states[1] = floats + 2 * kElements + begin;
+      piece.states[0].codes = floats + kElements + begin;
+      piece.states[1].codes = floats + 2 * kElements + begin;
       optim::Update(stream.team(), OptimizerConfig(), piece, {.step = 2, .learning_rate = 1e-4});
     }
   };

@@ -133,7 +133,7 @@ class Layout {
     if (shape_.master == optim::MasterForm::kSplit)
       arrays.master_low = reinterpret_cast<uint16_t*>(memory);
     for (int k = 0; k < states_; ++k)
-      arrays.states[k] = reinterpret_cast<float*>(memory + master_) + k * count_;
+      arrays.states[k].codes = reinterpret_cast<float*>(memory + master_) + k * count_;
     return arrays;
   }
 

@@ -43,7 +43,7 @@ UpdateCall::Work UpdateCall::WorkOf(const LinkedList& run, int index, const Step
   }
   // An optimizer of the trainer's may have more.
   for (size_t k = 0; k < std::min<size_t>(of.states.size(), optim::kStatesMax); ++k)
-    of.arrays.states[k] = reinterpret_cast<float*>(of.states[k]);
+    of.arrays.states[k].codes = of.states[k];
   return of;
 }
 
