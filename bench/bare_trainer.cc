@@ -282,8 +282,8 @@ void BareTrainer::Update() {
             options_.compute == DType::kFloat32 ? nullptr : parameters_.data() + offset * size,
         .parameter_dtype = options_.compute,
         .count = layout_.units[u].elements()};
-    arrays.states[0] = Floats(momentum_, 3, offset);
-    arrays.states[1] = Floats(variance_, 4, offset);
+    arrays.states[0].codes = Floats(momentum_, 3, offset);
+    arrays.states[1].codes = Floats(variance_, 4, offset);
     kernels_->Update(stream_, options_.optimizer, arrays,
                      reinterpret_cast<const optim::UpdateConstants*>(constants_.data()));
   }

@@ -189,8 +189,8 @@ class Bench {
   UpdateArrays Arrays(MasterForm form, DType dtype, int64_t first, int64_t count) const {
     UpdateArrays arrays{
         .gradient = At(gradient_, dtype, first), .gradient_dtype = dtype, .count = count};
-    arrays.states[0] = Fp32(momentum_) + first;
-    arrays.states[1] = Fp32(variance_) + first;
+    arrays.states[0].codes = Fp32(momentum_) + first;
+    arrays.states[1].codes = Fp32(variance_) + first;
     if (form == MasterForm::kWhole) arrays.master = Fp32(master_) + first;
     if (form == MasterForm::kSplit)
       arrays.master_low = reinterpret_cast<uint16_t*>(master_.data()) + first;

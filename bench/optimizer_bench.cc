@@ -47,7 +47,8 @@ void Stream(const UpdateArrays& shared, int64_t begin, int64_t end) {
     } else {
       gradient = hn::LoadU(d, static_cast<const float*>(arrays.gradient) + i);
     }
-    for (float* const state : {arrays.states[0], arrays.states[1]}) {  // AdamW's two
+    for (float* const state :
+         {arrays.states[0].numbers(), arrays.states[1].numbers()}) {  // AdamW's two
       hn::StoreU(hn::Max(hn::LoadU(d, state + i), gradient), d, state + i);
     }
     if (arrays.master_low != nullptr) {
@@ -113,7 +114,7 @@ void AdamW(benchmark::State& state, Kind kind) {
   } else if (kind != Kind::kRounded) {
     arrays.master = memory.Take(count, 1.0f);
   }
-  for (const int s : {0, 1}) arrays.states[s] = memory.Take(count, 0.5f);
+  for (const int s : {0, 1}) arrays.states[s].codes = memory.Take(count, 0.5f);
   if (kind != Kind::kSingle) {
     arrays.gradient = memory.Take(count, BFloat16(0.25f));
     arrays.gradient_dtype = DType::kBFloat16;
@@ -150,7 +151,7 @@ void AdamW(benchmark::State& state, Kind kind) {
     summed_ratios.push_back(summed / adamw_seconds.back());
     ratios.push_back(stream_seconds.back() / adamw_seconds.back());
     checksum_seconds.push_back(Seconds([&] {
-      for (float* const array : {arrays.states[0], arrays.states[1]}) {
+      for (float* const array : {arrays.states[0].numbers(), arrays.states[1].numbers()}) {
         benchmark::DoNotOptimize(Checksum(team, Bytes(array, count), blocks));
       }
       if (kind == Kind::kSplit) {
@@ -187,7 +188,7 @@ void Norms(benchmark::State& state, OptimizerType type) {
   UpdateArrays arrays = {
       .gradient_dtype = DType::kBFloat16, .parameter_dtype = DType::kBFloat16, .count = count};
   arrays.master = memory.Take(count, 1.0f);
-  for (const int s : {0, 1}) arrays.states[s] = memory.Take(count, 0.5f);
+  for (const int s : {0, 1}) arrays.states[s].codes = memory.Take(count, 0.5f);
   arrays.gradient = memory.Take(count, BFloat16(0.25f));
   arrays.parameter = memory.Take(count, BFloat16(1.0f));
   const OptimizerConfig optimizer = {.type = type, .weight_decay = 0.1, .momentum = 0.9};

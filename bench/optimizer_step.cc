@@ -33,8 +33,8 @@ void Average(const float* __restrict gradient, float* __restrict master, float* 
 void ReadAndWrite(ebb::ThreadTeam& team, const ebb::optim::UpdateArrays& arrays) {
   const auto* const gradient = static_cast<const float*>(arrays.gradient);
   team.Run(arrays.count, 4096, [&](int64_t begin, int64_t end) {
-    Average(gradient + begin, arrays.master + begin, arrays.states[0] + begin,
-            arrays.states[1] + begin, end - begin);
+    Average(gradient + begin, arrays.master + begin, arrays.states[0].numbers() + begin,
+            arrays.states[1].numbers() + begin, end - begin);
   });
 }
 
@@ -56,7 +56,7 @@ int main(int argc, char** argv) {
   const ebb::optim::UpdateArrays arrays = {
       .master = memory.Take(count, 1.0f),
       .gradient = memory.Take(count, 0.25f),
-      .states = {memory.Take(count, 0.0f), memory.Take(count, 0.0f)},
+      .states = {{memory.Take(count, 0.0f)}, {memory.Take(count, 0.0f)}},
       .count = count};
   const ebb::OptimizerConfig optimizer = {.weight_decay = 0.01};
   ebb::ThreadTeam team(threads);

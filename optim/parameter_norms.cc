@@ -35,7 +35,8 @@ HWY_INLINE typename Ops::Number DirectionAt(const ConstantsOf<kRule>& constants,
                                             const LoopArrays& arrays, int64_t i,
                                             typename Ops::Number& master) {
   typename Ops::Number states[kStatesMax] = {};
-  for (int s = 0; s < StatesOfNorms(kRule); ++s) states[s] = Ops::Load(arrays.states[s] + i);
+  for (int s = 0; s < StatesOfNorms(kRule); ++s)
+    states[s] = Ops::Load(arrays.states[s].numbers() + i);
   if constexpr (kForm == MasterForm::kSplit) {
     master = Ops::LoadSplit(static_cast<const BFloat16*>(arrays.parameter_in) + i,
                             arrays.master_low + i);
@@ -168,6 +169,7 @@ void AddLimbs(const ExactSum& part, ExactSum& sum) {
 void SumNorms(ThreadTeam& team, UpdateRule rule, const UpdateArrays& arrays,
               const UpdateConstants& constants, NormSums& sums) {
   assert(TakesNorms(rule));
+  assert(arrays.states[0].is_fp32() && arrays.states[1].is_fp32());
   if (!constants.apply) return;
   const LoopArrays in_loops(arrays, constants.step);
   team.Run((arrays.count + kExactBlock - 1) / kExactBlock, kGrainBlocks,

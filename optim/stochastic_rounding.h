@@ -10,6 +10,8 @@
 // number the next one is infinity, as in the cast of parameters. Subnormals are rounded like other
 // numbers.
 //
+// States of bf16 are rounded likewise, if the configuration asks for it.
+//
 // The random bits are a pure function of unit, step and index in the unit's flat section. So an
 // element is rounded alike on every rank and in every part of a shard. The layout gives an element
 // the same index in every world, unless parameters ask for cuts between rows.
@@ -34,13 +36,16 @@ struct RoundingKey {
   uint32_t before, between;
 };
 
-// The seed is fixed, so that the bits are repeatable. Other random bits would not be better.
-constexpr RoundingKey RoundingKeyOf(const RoundingPlace& place, int64_t step) {
-  constexpr uint32_t kSeed = 0x45626231;  // "Ebb1"
+// The seed is fixed, so that the bits are repeatable. Other random bits would not be better. The
+// parameter, and each state by its number, has bits of its own.
+inline constexpr int kParameterRounding = -1;
+constexpr RoundingKey RoundingKeyOf(const RoundingPlace& place, int64_t step,
+                                    int state = kParameterRounding) {
+  const uint32_t seed = 0x45626232 + static_cast<uint32_t>(state);  // of the parameter: "Ebb1"
   const auto applied = static_cast<uint64_t>(step);
   const auto block = static_cast<uint32_t>(place.index / kRoundingKeyElements);
   const std::array<uint32_t, 4> bits = Philox4x32(
-      {static_cast<uint32_t>(applied), static_cast<uint32_t>(applied >> 32), block, kSeed},
+      {static_cast<uint32_t>(applied), static_cast<uint32_t>(applied >> 32), block, seed},
       {static_cast<uint32_t>(place.unit), static_cast<uint32_t>(place.unit >> 32)});
   return {.before = bits[0], .between = bits[1]};
 }

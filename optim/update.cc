@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cassert>
 
+#include "ebb/optim/block_codes.h"
 #include "ebb/optim/update_constants.h"
 #include "ebb/optim/update_loops.h"
+#include "ebb/optim/update_runs.h"
 
 namespace ebb::optim {
 namespace {
@@ -55,11 +57,66 @@ bool IsNeverNegative(std::string_view state) {
 
 namespace {
 
+bool AllFp32(UpdateRule rule, const UpdateArrays& arrays) {
+  return std::all_of(arrays.states, arrays.states + StatesOf(rule),
+                     [](const StateArray& state) { return state.is_fp32(); });
+}
+
+// Updates elements with states of other encodings, chunk by chunk: states are decoded into the
+// first cache, updated there by the loops for fp32, and encoded from there.
+class ChunkedUpdate {
+ public:
+  ChunkedUpdate(UpdateRule rule, const UpdateArrays& arrays, const UpdateConstants& constants)
+      : rule_(rule), constants_(constants), in_loops_(arrays, constants.step) {
+    assert(!TakesNorms(rule));
+    for (int s = 0; s < StatesOf(rule); ++s)
+      keys_[s] = RoundingKeyOf(arrays.rounding, constants.step, s);
+  }
+
+  void Update(int64_t begin, int64_t end) const {
+    alignas(64) float numbers[kStatesMax][kChunk];
+    for (int64_t at = begin; at < end; at += kChunk) {
+      const int64_t count = std::min(kChunk, end - at);
+      LoopArrays chunk = in_loops_;
+      static_cast<UpdateArrays&>(chunk) = PartOf(in_loops_, at, count);
+      chunk.count = in_loops_.count;  // it decides how parameters are written
+      const UpdateArrays encoded = chunk;
+      for (int s = 0; s < StatesOf(rule_); ++s) {
+        if (encoded.states[s].is_fp32()) continue;
+        DecodeAlone(encoded.states[s], numbers[s], count);
+        chunk.states[s] = {.codes = numbers[s]};
+      }
+      UpdateRange(rule_, constants_, chunk, nullptr, 0, count);
+      for (int s = 0; s < StatesOf(rule_); ++s) {
+        if (encoded.states[s].is_fp32()) continue;
+        EncodeAlone(numbers[s], encoded.states[s], count,
+                    encoded.round_states_stochastically ? &keys_[s] : nullptr,
+                    encoded.rounding.index);
+      }
+    }
+  }
+
+ private:
+  static constexpr int64_t kChunk = 1024;
+  static_assert(kChunk % kScaleBlock == 0 && kGrain % kChunk == 0);
+
+  const UpdateRule rule_;
+  const UpdateConstants& constants_;
+  const LoopArrays in_loops_;
+  RoundingKey keys_[kStatesMax] = {};
+};
+
 // Runs over a team, in parts of a multiple of `grain`.
 void Run(ThreadTeam& team, int64_t grain, UpdateRule rule, const UpdateArrays& arrays,
          const UpdateConstants& constants, const BlockSums* sums) {
-  assert(arrays.form() != MasterForm::kParameter ||
+  assert((arrays.form() != MasterForm::kParameter && !arrays.round_states_stochastically) ||
          arrays.rounding.index % kRoundingKeyElements + arrays.count <= kRoundingKeyElements);
+  if (!AllFp32(rule, arrays)) {
+    assert(sums == nullptr);
+    const ChunkedUpdate update(rule, arrays, constants);
+    return team.Run(arrays.count, grain,
+                    [&](int64_t begin, int64_t end) { update.Update(begin, end); });
+  }
   const LoopArrays in_loops(arrays, constants.step);
   team.Run(arrays.count, grain, [&](int64_t begin, int64_t end) {
     UpdateRange(rule, constants, in_loops, sums, begin, end);

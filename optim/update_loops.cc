@@ -65,7 +65,7 @@ HWY_INLINE typename Ops::Number UpdateAt(const ConstantsOf<kRule>& constants,
   constexpr int kStates = StatesOf(kRule);
   typename Ops::Number states[kStatesMax] = {};
   for (int s = 0; s < kStates; ++s) {
-    states[s] = Ops::Load(arrays.states[s] + i);
+    states[s] = Ops::Load(arrays.states[s].numbers() + i);
     sums.Read(1 + s, v, states[s]);
   }
   typename Ops::Number master{};
@@ -92,7 +92,7 @@ HWY_INLINE typename Ops::Number UpdateAt(const ConstantsOf<kRule>& constants,
   }
   for (int s = 0; s < kStates; ++s) {
     sums.Write(1 + s, v, states[s]);
-    Ops::template Store<Rounding::kNearest>(states[s], arrays.states[s] + i);
+    Ops::template Store<Rounding::kNearest>(states[s], arrays.states[s].numbers() + i);
   }
   return master;
 }
@@ -240,7 +240,7 @@ HWY_INLINE void FetchStripes(const T* from) {
 // Prefetches the inputs of the kLowStripe elements from `at` on.
 template <int kStates, MasterForm kForm>
 HWY_INLINE void Fetch(const LoopArrays& arrays, int64_t at) {
-  for (int s = 0; s < kStates; ++s) FetchStripes(arrays.states[s] + at);
+  for (int s = 0; s < kStates; ++s) FetchStripes(arrays.states[s].numbers() + at);
   if constexpr (kForm == MasterForm::kWhole) {
     FetchStripes(arrays.master + at);
   } else {
@@ -313,7 +313,7 @@ void SumArrays(const LoopArrays& arrays, uint64_t* (BlockSums::*of)(int) const,
   } else if (arrays.master != nullptr) {
     sum(0, arrays.master, kBlockElements);
   }
-  for (int s = 0; s < kStates; ++s) sum(1 + s, arrays.states[s], kBlockElements);
+  for (int s = 0; s < kStates; ++s) sum(1 + s, arrays.states[s].numbers(), kBlockElements);
 }
 
 // [begin, end): from the begin of a block in every array. Elements that fill no step are the last

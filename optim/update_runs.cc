@@ -1,9 +1,20 @@
 #include "ebb/optim/update_runs.h"
 
+#include <cassert>
 #include <cstddef>
 #include <type_traits>
 
 namespace ebb::optim {
+
+StateArray PartOf(const StateArray& array, int64_t begin) {
+  StateArray part = array;
+  if (array.codes != nullptr)
+    part.codes = static_cast<std::byte*>(array.codes) + begin * array.encoding.code_bytes();
+  if (array.encoding.block == 0 || array.scales == nullptr) return part;
+  assert(begin % array.encoding.block == 0);
+  part.scales = array.scales + begin / array.encoding.block;
+  return part;
+}
 
 UpdateArrays PartOf(const UpdateArrays& arrays, int64_t begin, int64_t count) {
   // Null stays null.
@@ -18,7 +29,7 @@ UpdateArrays PartOf(const UpdateArrays& arrays, int64_t begin, int64_t count) {
   UpdateArrays part = arrays;
   part.master = from(arrays.master);
   part.gradient = bytes_from(arrays.gradient, arrays.gradient_dtype);
-  for (int s = 0; s < kStatesMax; ++s) part.states[s] = from(arrays.states[s]);
+  for (int s = 0; s < kStatesMax; ++s) part.states[s] = PartOf(arrays.states[s], begin);
   part.parameter = bytes_from(arrays.parameter, arrays.parameter_dtype);
   part.master_low = from(arrays.master_low);
   part.parameter_in = bytes_from(arrays.parameter_in, arrays.parameter_dtype);

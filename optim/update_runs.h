@@ -31,7 +31,8 @@ struct UpdateRuns {
   int64_t begin = 0;  // the arrays' first element, counted as in `end`; a multiple, too
 };
 
-// Elements [begin, begin + count) of the arrays.
+// Elements [begin, begin + count) of the arrays. With states in blocks, a part begins with a block.
+StateArray PartOf(const StateArray& array, int64_t begin);
 UpdateArrays PartOf(const UpdateArrays& arrays, int64_t begin, int64_t count);
 
 // Calls visit(arrays, constants) for each run that the arrays have a part in, if the host reads the

@@ -58,9 +58,9 @@ struct UpdateWork {
                                           {kSplit ? arrays.master_low : nullptr, 2},
                                           {kWhole ? nullptr : arrays.parameter_in, parameter},
                                           {arrays.gradient, SizeOf(arrays.gradient_dtype)},
-                                          {kStates > 0 ? arrays.states[0] : nullptr, 4},
-                                          {kStates > 1 ? arrays.states[1] : nullptr, 4},
-                                          {kStates > 2 ? arrays.states[2] : nullptr, 4},
+                                          {kStates > 0 ? arrays.states[0].codes : nullptr, 4},
+                                          {kStates > 1 ? arrays.states[1].codes : nullptr, 4},
+                                          {kStates > 2 ? arrays.states[2].codes : nullptr, 4},
                                           {arrays.parameter, parameter}});
     // With a head, a group could have elements of two runs.
     return runs.runs.empty() || cut.head == 0 ? cut : Cut{.count = arrays.count};
@@ -70,7 +70,8 @@ struct UpdateWork {
   EBB_HOST_DEVICE void At(int64_t at, int64_t) {
     if (at < begin || at >= end) Enter(at);
     Packed<kWidth> packed_states[kStatesMax] = {};
-    for (int s = 0; s < kStates; ++s) packed_states[s] = Load<kWidth>(arrays.states[s], 4, at);
+    for (int s = 0; s < kStates; ++s)
+      packed_states[s] = Load<kWidth>(arrays.states[s].codes, 4, at);
     Packed<kWidth> whole = {}, low = {};
     if constexpr (kWhole) {
       whole = Load<kWidth>(arrays.master, 4, at);
@@ -104,7 +105,7 @@ struct UpdateWork {
     }
 
     for (int s = 0; s < kStates; ++s)
-      Store(Pack(states[s], DType::kFloat32, Rounding::kNearest), arrays.states[s], 4, at);
+      Store(Pack(states[s], DType::kFloat32, Rounding::kNearest), arrays.states[s].codes, 4, at);
     if constexpr (kSplit) {
       for (int i = 0; i < kWidth; ++i) low.SetHalf(i, LowHalf(master[i]));
       Store(low, arrays.master_low, 2, at);
@@ -167,7 +168,8 @@ struct NormWork {
     for (int64_t at = block * kExactBlock + lane; at < (block + 1) * kExactBlock; at += kLanes) {
       if (at >= arrays.count) return;
       float master[1], gradient[1], states[kStatesMax] = {};
-      for (int s = 0; s < StatesOfNorms(kRule); ++s) states[s] = arrays.states[s][at];
+      for (int s = 0; s < StatesOfNorms(kRule); ++s)
+        states[s] = static_cast<const float*>(arrays.states[s].codes)[at];
       if constexpr (kForm == MasterForm::kWhole) {
         master[0] = arrays.master[at];
       } else {

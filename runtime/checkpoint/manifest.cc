@@ -253,8 +253,8 @@ absl::StatusOr<Manifest> ParseManifest(const std::string& text, const std::strin
     if (!fields.status().ok()) break;
   }
   if (json.contains("state_encodings")) {
-    for (const auto& [state, encoding] : fields.At(json, "state_encodings").items()) {
-      std::string& name = manifest.state_encodings[state];
+    for (const auto& [of, encoding] : fields.At(json, "state_encodings").items()) {
+      std::string& name = manifest.state_encodings[of];
       name = fields.TextOf(encoding, "state_encodings");
       if (name != Name(kDynamic8) && name != Name(kDynamicUnsigned8))
         fields.Fail("a state has an unknown encoding");

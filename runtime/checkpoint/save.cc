@@ -107,11 +107,11 @@ Manifest ManifestOf(const Engine& engine, const TrainingState& state, const Save
          .group = model[id].group,
          .dtype = StoredEncoding(engine, id, {.what = StateClass::kMaster}).dtype,
          .states = engine.optimizer_states(id)});
-    for (const std::string& state : manifest.parameters.back().states) {
+    for (const std::string& name : manifest.parameters.back().states) {
       const Encoding encoding =
-          StoredEncoding(engine, id, {.what = StateClass::kOptimizer, .state = state});
+          StoredEncoding(engine, id, {.what = StateClass::kOptimizer, .state = name});
       if (model[id].trainable && encoding.block > 0)
-        manifest.state_encodings[state] = Name(encoding);
+        manifest.state_encodings[name] = Name(encoding);
     }
   }
   return manifest;

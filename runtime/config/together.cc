@@ -25,6 +25,11 @@ void CheckOptimizer(const OptimizerConfig& optimizer, const std::string& path, P
                          {" ", Shown(optimizer.min_coefficient), " is above \"max_coeff\" ",
                           Shown(optimizer.max_coefficient)});
   }
+  if (TakesNorms(type) && optimizer.states != OptimizerStates::kFloat32) {
+    problems.AddConflict(path + ".params.states",
+                         {" is not fp32, but LAMB and LARS take norms of updates, for which their "
+                          "states are kept in fp32; choose another optimizer, or fp32"});
+  }
   // For elements that never had a gradient the update would be 0 / 0, and so would the norm of
   // their parameter.
   if (type == kLamb && static_cast<float>(optimizer.epsilon) == 0) {

@@ -113,6 +113,16 @@ void Fit(Dice& dice, OptimizerConfig& optimizer) {
     optimizer.max_coefficient = std::max(optimizer.max_coefficient, optimizer.min_coefficient);
     if (optimizer.epsilon == 0) optimizer.epsilon = dice.Fraction() + 0x1p-60;
   }
+  if (TakesNorms(optimizer.type)) optimizer.states = OptimizerStates::kFloat32;
+}
+
+// The states of all groups are kept in one way.
+void FitStates(Config& config) {
+  OptimizerStates& states = config.optimizer.states;
+  for (const auto& [name, group] : config.ebb.parameter_groups)
+    if (group.optimizer && TakesNorms(group.optimizer->type)) states = OptimizerStates::kFloat32;
+  for (auto& [name, group] : config.ebb.parameter_groups)
+    if (group.optimizer && !TakesNorms(group.optimizer->type)) group.optimizer->states = states;
 }
 
 Config RandomConfig(uint64_t seed) {
@@ -152,6 +162,7 @@ Config RandomConfig(uint64_t seed) {
       group = {.lr_factor = group.lr_factor, .optimizer = alone.optimizer};
     }
   }
+  FitStates(config);
   return config;
 }
 

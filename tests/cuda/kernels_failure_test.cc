@@ -37,7 +37,7 @@ void UseEverything(Kernels& kernels, Stream& stream, Memory& memory) {
   kernels.Update(stream, {},
                  {.master = memory.destination,
                   .gradient = memory.source,
-                  .states = {memory.first, memory.second},
+                  .states = {{memory.first}, {memory.second}},
                   .count = 8},
                  &memory.constants);
 }

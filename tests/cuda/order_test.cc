@@ -97,7 +97,7 @@ TEST_F(OrderTest, AnUpdateBesideTheCopyOfItsConstantsIsFound) {
   auto* const numbers = reinterpret_cast<float*>(memory_.data() + 192);
   const optim::UpdateArrays arrays = {.master = numbers,
                                       .gradient = numbers + 4,
-                                      .states = {numbers + 8, numbers + 12},
+                                      .states = {{numbers + 8}, {numbers + 12}},
                                       .count = 4};
   for (const bool waits : {false, true}) {
     first_.Copy(memory_.data(), host_.data(), sizeof(*constants));

@@ -319,6 +319,9 @@ Cell Cell::Reference() const {
   plain[kUpdate] = kOff;
   // Without masters there are other numbers.
   if (MakeConfig().ebb.stochastic_rounding) plain[kMasters] = 2;
+  // Small parameters have fp32 states beside 8-bit ones, if the engine keeps no boundaries.
+  if (MakeConfig().optimizer.states == OptimizerStates::k8Bit)
+    plain[kBoundaries] = (*this)[kBoundaries];
   return plain;
 }
 

@@ -137,7 +137,7 @@ ParameterValues Expected() {
             gradient[i] = Gradient(placement.parameter, static_cast<int64_t>(i), step);
           optim::Update(team, optimizer,
                         {.gradient = gradient.data(),
-                         .states = {first.data(), second.data()},
+                         .states = {{first.data()}, {second.data()}},
                          .parameter = rounded.data(),
                          .parameter_dtype = DType::kBFloat16,
                          .rounding = {.unit = sharding::Hasher().Add(spec.units[u].name).hash(),

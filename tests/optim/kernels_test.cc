@@ -286,7 +286,7 @@ TEST_P(KernelsTest, UpdatesReadTheirConstantsWhenTheyRun) {
   Array<float> master(*this, ones), gradient(*this, ones), first(*this, ones), second(*this, ones);
   const UpdateArrays arrays = {.master = master.data(),
                                .gradient = gradient.data(),
-                               .states = {first.data(), second.data()},
+                               .states = {{first.data()}, {second.data()}},
                                .count = 100};
   const auto update = [&](Kernels& kernels, Stream& stream) {
     kernels.Update(stream, rule.optimizer, arrays, read.data());
@@ -299,7 +299,7 @@ TEST_P(KernelsTest, UpdatesReadTheirConstantsWhenTheyRun) {
   optim::Update(team, rule.optimizer,
                 {.master = expected.data(),
                  .gradient = ones.data(),
-                 .states = {expected_first.data(), expected_second.data()},
+                 .states = {{expected_first.data()}, {expected_second.data()}},
                  .count = 100},
                 rule.scalars);
   EXPECT_EQ(master.Read(), expected);

@@ -83,7 +83,7 @@ struct Arrays {
   UpdateArrays From(int64_t begin, int64_t count) {
     return {.master = master.data() + begin,
             .gradient = gradient.data() + begin,
-            .states = {momentum.data() + begin, variance.data() + begin},
+            .states = {{momentum.data() + begin}, {variance.data() + begin}},
             .count = count};
   }
 };

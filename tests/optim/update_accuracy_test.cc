@@ -44,7 +44,7 @@ TEST_P(TorchTableTest, FourUpdatesGiveTorchsNumbers) {
     Update(team, expected.optimizer,
            {.master = master.data(),
             .gradient = gradient.data(),
-            .states = {states[0].data(), states[1].data(), states[2].data()},
+            .states = {{states[0].data()}, {states[1].data()}, {states[2].data()}},
             .count = kElements},
            {.step = step, .learning_rate = expected.optimizer.learning_rate});
   }
@@ -246,7 +246,7 @@ TEST_P(Fp64ReferenceTest, TwentyUpdatesStayWithinRounding) {
     Update(team, optimizer,
            {.master = master.data(),
             .gradient = gradient.data(),
-            .states = {first.data(), second.data()},
+            .states = {{first.data()}, {second.data()}},
             .count = kCount},
            {.step = step, .learning_rate = optimizer.learning_rate, .gradient_factor = 0.25f});
   }

@@ -28,7 +28,7 @@ struct UpdateMemory {
     return {.master = form == MasterForm::kWhole ? master.data() + begin : nullptr,
             .gradient = gradient.data() + begin,
             .gradient_dtype = kDTypeOf<Gradient>,
-            .states = {first.data() + begin, second.data() + begin, third.data() + begin},
+            .states = {{first.data() + begin}, {second.data() + begin}, {third.data() + begin}},
             .parameter = with_parameter ? parameter.data() + begin : nullptr,
             .parameter_dtype = kDTypeOf<Parameter>,
             .master_low = form == MasterForm::kSplit ? low.data() + begin : nullptr,

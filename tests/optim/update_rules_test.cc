@@ -20,7 +20,7 @@ TEST(UpdateRulesTest, SgdsFirstStepDoesNotReadTheMomentum) {
     Update(team, {.type = OptimizerType::kSgd, .momentum = 0.9},
            {.master = master.data(),
             .gradient = gradient.data(),
-            .states = {momentum.data()},
+            .states = {{momentum.data()}},
             .count = 20},
            {.step = 1, .learning_rate = 0.5});
     for (const float value : momentum) EXPECT_EQ(value, 0.5f);
@@ -39,7 +39,7 @@ TEST(UpdateRulesTest, LionMovesNothingWithoutADirection) {
     Update(team, {.type = OptimizerType::kLion},
            {.master = master.data(),
             .gradient = gradient.data(),
-            .states = {momentum.data()},
+            .states = {{momentum.data()}},
             .count = 20},
            {.step = 1, .learning_rate = 0.25});
     for (size_t i = 0; i < master.size(); ++i) {
@@ -64,7 +64,7 @@ TEST(UpdateRulesTest, CenteredRmspropOfASteadyGradientStaysFinite) {
       Update(team, optimizer,
              {.master = master.data(),
               .gradient = gradient.data(),
-              .states = {square.data(), average.data()},
+              .states = {{square.data()}, {average.data()}},
               .count = 64},
              {.step = step, .learning_rate = 1e-9});
     }

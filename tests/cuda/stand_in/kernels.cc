@@ -194,7 +194,8 @@ std::vector<Touched> ReadsOf(UpdateRule rule, const UpdateArrays& arrays, const 
       Reads(arrays.parameter, reads_parameter ? count * int64_t{sizeof(BFloat16)} : 0),
       Reads(arrays.master, arrays.master == nullptr ? 0 : fp32),
       Reads(arrays.master_low, arrays.master_low == nullptr ? 0 : count * int64_t{2})};
-  for (int s = 0; s < StatesOfNorms(rule); ++s) touched.push_back(Reads(arrays.states[s], fp32));
+  for (int s = 0; s < StatesOfNorms(rule); ++s)
+    touched.push_back(Reads(arrays.states[s].codes, fp32));
   return touched;
 }
 
@@ -222,6 +223,16 @@ cudaError_t LaunchUpdate(const Grids& grids, cudaStream_t stream, UpdateRule rul
       stand_in::ResidentBlocks())
     return cudaErrorInvalidConfiguration;
   const int64_t count = arrays.count, fp32 = count * int64_t{sizeof(float)};
+  const auto codes = [&](int s) {
+    const StateArray& state = arrays.states[s];
+    return Writes(state.codes, state.codes == nullptr ? 0 : count * state.encoding.code_bytes());
+  };
+  const auto scales = [&](int s) {
+    const StateArray& state = arrays.states[s];
+    const int64_t of_codes = count * state.encoding.code_bytes();
+    return Writes(state.scales,
+                  state.scales == nullptr ? 0 : state.encoding.bytes(count) - of_codes);
+  };
   const std::initializer_list<Touched> touched = {
       Reads(runs.constants.data(), runs.constants.size_bytes()),
       Reads(runs.runs.data(), runs.runs.size_bytes()),
@@ -232,9 +243,12 @@ cudaError_t LaunchUpdate(const Grids& grids, cudaStream_t stream, UpdateRule rul
              arrays.parameter == nullptr ? 0 : count * SizeOf(arrays.parameter_dtype)),
       Writes(arrays.master, arrays.master == nullptr ? 0 : fp32),
       Writes(arrays.master_low, arrays.master_low == nullptr ? 0 : count * int64_t{2}),
-      Writes(arrays.states[0], arrays.states[0] == nullptr ? 0 : fp32),
-      Writes(arrays.states[1], arrays.states[1] == nullptr ? 0 : fp32),
-      Writes(arrays.states[2], arrays.states[2] == nullptr ? 0 : fp32)};
+      codes(0),
+      codes(1),
+      codes(2),
+      scales(0),
+      scales(1),
+      scales(2)};
   if (const cudaError_t result = NoteLaunch("LaunchUpdate", stream, touched); result != cudaSuccess)
     return result;
   EnqueueKernel(stream, &RunUpdate, new UpdateArguments{rule, arrays, runs},

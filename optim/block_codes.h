@@ -1,0 +1,140 @@
+// Numbers in codes of 8 bits: Dettmers et al. 2022, "8-bit Optimizers via Block-wise Quantization".
+// A number is an index of a dynamic map, times the scale of its block of kScaleBlock numbers.
+//
+//   block   [ 0.02  -3.0  0.7 ... ]
+//   scale     -3.0                   the number of the largest magnitude, with its sign
+//   codes   [ 0.02 / -3.0 -> -0.0066 -> 91,  1 -> 255,  -0.23 -> 27, ... ]
+//
+// The map is bitsandbytes' (create_dynamic_map). Its decades [10^(k-1), 10^k], for k from -6 to 0,
+// are cut into 2^(k+6) equal parts, or 2^(k+7) without signs, and each part's middle is a number of
+// the map. 0 and 1 are, too, but -1 is not. The sign of the scale makes the largest magnitude a 1,
+// so that it is exact also where it is negative. Decoding is code times scale, as in bitsandbytes.
+//
+// A code is the index of the nearest number of the map, and in a tie of the one nearer to zero. The
+// law: numbers that were decoded get the same codes and scales again. Therefore
+//   - a block below fp32's normal numbers becomes zeros, since codes would be finer than numbers;
+//   - in the unsigned map a negative number becomes 0, and no scale.
+// A block with an infinity or a NaN becomes NaN as a whole, because a code can be neither. So a
+// state that has diverged is seen; it never becomes finite.
+#pragma once
+
+#include <array>
+#include <bit>
+#include <cstdint>
+
+#include "ebb/optim/stochastic_rounding.h"
+#include "ebb/optim/update_arrays.h"
+#include "ebb/runtime/base/encoding.h"
+#include "ebb/runtime/device/thread_team.h"
+
+namespace ebb::optim {
+
+// The numbers of a dynamic map, and the way from a magnitude to the nearest of them.
+//
+// The upper half of an fp32 magnitude (sign, exponent, 7 bits) is so fine that at most one border
+// between two codes lies among the magnitudes that share it. So a word of `steps` has the code
+// below the border, and what must be added to the lower half to carry into that code behind it:
+//
+//   [ code below the border | 0xffff - lower half of the border ] + lower half of the magnitude
+struct DynamicMap {
+  // Upper halves below the first are a 0, and above the last, a 1.
+  static constexpr int32_t kFirstHalf = 0x3400;  // 2^-23
+  static constexpr int32_t kSteps = 0x3f80 - kFirstHalf + 1;
+
+  std::array<float, 256> numbers{};  // ascending
+  int32_t zero = 0;                  // the code of 0
+  std::array<uint32_t, kSteps> steps{};
+};
+
+constexpr DynamicMap DynamicMapOf(bool has_signs) {
+  constexpr double kDecades[] = {1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1};
+  DynamicMap map;
+  map.zero = has_signs ? 127 : 0;
+  auto code = static_cast<size_t>(map.zero);
+  for (int decade = 0; decade < 7; ++decade) {
+    const int parts = 1 << (decade + (has_signs ? 0 : 1));
+    for (int part = 0; part < parts; ++part)
+      map.numbers[++code] =
+          static_cast<float>(kDecades[decade] * (0.1 + 0.9 * (part + 0.5) / parts));
+  }
+  map.numbers[255] = 1;
+  for (size_t below = 1; below <= static_cast<size_t>(map.zero); ++below) {
+    const auto zero = static_cast<size_t>(map.zero);
+    map.numbers[zero - below] = -map.numbers[zero + below];
+  }
+  uint32_t above_zero = 0;  // the code of a magnitude, less that of 0
+  for (int32_t step = 0; step < DynamicMap::kSteps; ++step) {
+    const auto at = static_cast<size_t>(step);
+    map.steps[at] = above_zero << 16;
+    const size_t upper = static_cast<size_t>(map.zero) + above_zero + 1;
+    if (upper > 255) continue;
+    // The largest fp32 number that is no nearer to the upper of two neighbours.
+    const double middle = (double{map.numbers[upper - 1]} + double{map.numbers[upper]}) / 2;
+    auto border = std::bit_cast<uint32_t>(static_cast<float>(middle));
+    if (double{std::bit_cast<float>(border)} > middle) --border;
+    if (static_cast<int32_t>(border >> 16) != step + DynamicMap::kFirstHalf) continue;
+    map.steps[at] |= 0xffff - (border & 0xffff);
+    ++above_zero;
+  }
+  return map;
+}
+
+inline constexpr DynamicMap kSignedMap = DynamicMapOf(true), kUnsignedMap = DynamicMapOf(false);
+// All borders have been found, so no two of them share an upper half.
+static_assert(kSignedMap.steps.back() >> 16 == 128 && kUnsignedMap.steps.back() >> 16 == 255);
+
+constexpr bool IsDynamic(const Encoding& encoding) {
+  return encoding.map == Encoding::Map::kDynamic8 ||
+         encoding.map == Encoding::Map::kDynamicUnsigned8;
+}
+constexpr const DynamicMap& DynamicMapFor(const Encoding& encoding) {
+  return encoding.map == Encoding::Map::kDynamic8 ? kSignedMap : kUnsignedMap;
+}
+
+// The bits of a block's largest positive number and of its most negative one; 0 if there is none.
+// Both are ordered like integers, infinities and NaNs above all numbers.
+struct Extremes {
+  uint32_t positive = 0, negative = 0;
+
+  constexpr void Add(uint32_t bits) {
+    const uint32_t magnitude = bits & 0x7fffffff;
+    uint32_t& most = bits == magnitude ? positive : negative;
+    if (magnitude > most) most = magnitude;
+  }
+};
+
+// 0 and NaN are scales of blocks in which all codes are that of 0.
+constexpr float ScaleOf(const Extremes& of, bool has_signs) {
+  const uint32_t largest = of.positive >= of.negative ? of.positive : of.negative;
+  if (largest >= 0x7f800000) return std::bit_cast<float>(uint32_t{0x7fc00000});
+  uint32_t scale = of.positive;
+  if (has_signs && of.negative > of.positive) scale = of.negative | 0x80000000;
+  return (scale & 0x7fffffff) < 0x00800000 ? 0.0f : std::bit_cast<float>(scale);
+}
+constexpr bool HasCodes(float scale) {
+  return scale < 0 || scale > 0;
+}
+
+// `quotient`: the number over the scale of its block. `steps`: the map's, wherever they are.
+constexpr uint8_t CodeOf(const uint32_t* steps, int32_t zero, float quotient) {
+  const auto bits = std::bit_cast<uint32_t>(quotient);
+  const uint32_t magnitude = bits & 0x7fffffff;
+  int32_t step = static_cast<int32_t>(magnitude >> 16) - DynamicMap::kFirstHalf;
+  step = step < 0 ? 0 : step >= DynamicMap::kSteps ? DynamicMap::kSteps - 1 : step;
+  const auto from_zero = static_cast<int32_t>((steps[step] + (magnitude & 0xffff)) >> 16);
+  if (bits == magnitude) return static_cast<uint8_t>(zero + from_zero);
+  return static_cast<uint8_t>(zero - (from_zero < zero ? from_zero : zero));
+}
+
+// An array of any encoding but kLowHalf as fp32, and back. Numbers of 16 bits are rounded to nearest.
+// Bytes moved per element: 4, and those of the encoding.
+void Decode(ThreadTeam& team, const StateArray& array, float* values, int64_t count);
+void Encode(ThreadTeam& team, const float* values, const StateArray& array, int64_t count);
+
+// On the calling thread, for codes of 8 bits and for bf16. `rounding`: null, or the key of
+// the random bits of bf16 numbers, of which the first has this index (stochastic_rounding.h).
+void DecodeAlone(const StateArray& array, float* values, int64_t count);
+void EncodeAlone(const float* values, const StateArray& array, int64_t count,
+                 const RoundingKey* rounding = nullptr, int64_t index = 0);
+
+}  // namespace ebb::optim
