@@ -64,7 +64,6 @@ Extremes ExtremesOf(const float* values, int64_t count) {
 void EncodeBlock(const DynamicMap& map, const float* values, float scale, uint8_t* codes,
                  int64_t count) {
   const uint32_t* const steps = map.steps.data();
-  const int32_t zero = map.zero;
   int64_t i = 0;
 #if EBB_VECTOR_OPS
   const hn::ScalableTag<float> floats;
@@ -72,7 +71,7 @@ void EncodeBlock(const DynamicMap& map, const float* values, float scale, uint8_
   const hn::Rebind<uint8_t, decltype(floats)> bytes;
   const auto lanes = static_cast<int64_t>(hn::Lanes(floats));
   const auto scales = hn::Set(floats, scale);
-  const auto zeros = hn::Set(integers, zero);
+  const auto negative = hn::Set(integers, map.negative);
   for (; i + lanes <= count; i += lanes) {
     const auto quotient = hn::BitCast(integers, hn::Div(hn::LoadU(floats, values + i), scales));
     const auto magnitude = hn::And(quotient, hn::Set(integers, 0x7fffffff));
@@ -81,14 +80,13 @@ void EncodeBlock(const DynamicMap& map, const float* values, float scale, uint8_
     step = hn::Min(step, hn::Set(integers, DynamicMap::kSteps - 1));
     const auto word = hn::GatherIndex(integers, reinterpret_cast<const int32_t*>(steps), step);
     const auto low = hn::And(magnitude, hn::Set(integers, 0xffff));
-    const auto from_zero = hn::ShiftRight<16>(hn::Add(word, low));
-    const auto above = hn::Add(zeros, from_zero);
-    const auto below = hn::Sub(zeros, hn::Min(from_zero, zeros));
-    const auto code = hn::IfNegativeThenElse(quotient, below, above);
-    hn::StoreU(hn::DemoteTo(bytes, code), bytes, codes + i);
+    const auto positive = hn::ShiftRight<16>(hn::Add(word, low));
+    const auto code =
+        hn::IfNegativeThenElse(quotient, hn::Neg(hn::Min(positive, negative)), positive);
+    hn::StoreU(hn::DemoteTo(bytes, hn::And(code, hn::Set(integers, 0xff))), bytes, codes + i);
   }
 #endif
-  for (; i < count; ++i) codes[i] = CodeOf(steps, zero, values[i] / scale);
+  for (; i < count; ++i) codes[i] = CodeOf(steps, map.negative, values[i] / scale);
 }
 
 void DecodeBlocks(const StateArray& array, float* values, int64_t count) {
@@ -105,12 +103,12 @@ void EncodeBlocks(const float* values, const StateArray& array, int64_t count) {
   auto* const codes = static_cast<uint8_t*>(array.codes);
   for (int64_t i = 0; i < count; i += kScaleBlock) {
     const int64_t of_block = std::min<int64_t>(kScaleBlock, count - i);
-    const float scale = ScaleOf(ExtremesOf(values + i, of_block), map.zero != 0);
+    const float scale = ScaleOf(ExtremesOf(values + i, of_block), map.negative != 0);
     array.scales[i / kScaleBlock] = scale;
     if (HasCodes(scale)) {
       EncodeBlock(map, values + i, scale, codes + i, of_block);
     } else {
-      std::fill_n(codes + i, of_block, static_cast<uint8_t>(map.zero));
+      std::fill_n(codes + i, of_block, uint8_t{0});
     }
   }
 }

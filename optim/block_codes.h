@@ -3,7 +3,7 @@
 //
 //   block   [ 0.02  -3.0  0.7 ... ]
 //   scale     -3.0                   the number of the largest magnitude, with its sign
-//   codes   [ 0.02 / -3.0 -> -0.0066 -> 91,  1 -> 255,  -0.23 -> 27, ... ]
+//   codes   [ 0.02 / -3.0 -> -0.0066 -> 220,  1 -> 128,  -0.23 -> 156, ... ]
 //
 // The map is bitsandbytes' (create_dynamic_map). Its decades [10^(k-1), 10^k], for k from -6 to 0,
 // are cut into 2^(k+6) equal parts, or 2^(k+7) without signs, and each part's middle is a number of
@@ -41,40 +41,42 @@ struct DynamicMap {
   static constexpr int32_t kFirstHalf = 0x3400;  // 2^-23
   static constexpr int32_t kSteps = 0x3f80 - kFirstHalf + 1;
 
-  std::array<float, 256> numbers{};  // ascending
-  int32_t zero = 0;                  // the code of 0
+  // By code: from 0 up to 1, and then from the most negative one up. So memory of zeros holds zeros.
+  std::array<float, 256> numbers{};
+  int32_t negative = 0;  // how many of them are
   std::array<uint32_t, kSteps> steps{};
 };
 
 constexpr DynamicMap DynamicMapOf(bool has_signs) {
   constexpr double kDecades[] = {1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1};
   DynamicMap map;
-  map.zero = has_signs ? 127 : 0;
-  auto code = static_cast<size_t>(map.zero);
+  map.negative = has_signs ? 127 : 0;
+  size_t code = 0;
   for (int decade = 0; decade < 7; ++decade) {
     const int parts = 1 << (decade + (has_signs ? 0 : 1));
     for (int part = 0; part < parts; ++part)
       map.numbers[++code] =
           static_cast<float>(kDecades[decade] * (0.1 + 0.9 * (part + 0.5) / parts));
   }
-  map.numbers[255] = 1;
-  for (size_t below = 1; below <= static_cast<size_t>(map.zero); ++below) {
-    const auto zero = static_cast<size_t>(map.zero);
-    map.numbers[zero - below] = -map.numbers[zero + below];
+  const size_t largest = code + 1;
+  map.numbers[largest] = 1;
+  for (int32_t below = 1; below <= map.negative; ++below) {
+    const auto number = static_cast<size_t>(below);
+    map.numbers[256 - number] = -map.numbers[number];
   }
-  uint32_t above_zero = 0;  // the code of a magnitude, less that of 0
+  uint32_t below_border = 0;  // the code of a magnitude
   for (int32_t step = 0; step < DynamicMap::kSteps; ++step) {
     const auto at = static_cast<size_t>(step);
-    map.steps[at] = above_zero << 16;
-    const size_t upper = static_cast<size_t>(map.zero) + above_zero + 1;
-    if (upper > 255) continue;
+    map.steps[at] = below_border << 16;
+    const size_t upper = below_border + 1;
+    if (upper > largest) continue;
     // The largest fp32 number that is no nearer to the upper of two neighbours.
     const double middle = (double{map.numbers[upper - 1]} + double{map.numbers[upper]}) / 2;
     auto border = std::bit_cast<uint32_t>(static_cast<float>(middle));
     if (double{std::bit_cast<float>(border)} > middle) --border;
     if (static_cast<int32_t>(border >> 16) != step + DynamicMap::kFirstHalf) continue;
     map.steps[at] |= 0xffff - (border & 0xffff);
-    ++above_zero;
+    ++below_border;
   }
   return map;
 }
@@ -116,14 +118,15 @@ constexpr bool HasCodes(float scale) {
 }
 
 // `quotient`: the number over the scale of its block. `steps`: the map's, wherever they are.
-constexpr uint8_t CodeOf(const uint32_t* steps, int32_t zero, float quotient) {
+// `negative`: the map's.
+constexpr uint8_t CodeOf(const uint32_t* steps, int32_t negative, float quotient) {
   const auto bits = std::bit_cast<uint32_t>(quotient);
   const uint32_t magnitude = bits & 0x7fffffff;
   int32_t step = static_cast<int32_t>(magnitude >> 16) - DynamicMap::kFirstHalf;
   step = step < 0 ? 0 : step >= DynamicMap::kSteps ? DynamicMap::kSteps - 1 : step;
-  const auto from_zero = static_cast<int32_t>((steps[step] + (magnitude & 0xffff)) >> 16);
-  if (bits == magnitude) return static_cast<uint8_t>(zero + from_zero);
-  return static_cast<uint8_t>(zero - (from_zero < zero ? from_zero : zero));
+  const auto code = static_cast<int32_t>((steps[step] + (magnitude & 0xffff)) >> 16);
+  if (bits == magnitude) return static_cast<uint8_t>(code);
+  return static_cast<uint8_t>(-(code < negative ? code : negative));
 }
 
 // An array of any encoding but kLowHalf as fp32, and back. Numbers of 16 bits are rounded to nearest.

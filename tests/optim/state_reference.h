@@ -49,16 +49,27 @@ inline const std::vector<float>& NumbersOfMap(bool has_signs) {
   return maps[has_signs];
 }
 
+// The byte of a number of the map, by its index there: codes count from 0 on, and go on behind the
+// largest with the most negative.
+inline uint8_t StoredCode(const std::vector<float>& map, size_t index) {
+  const auto zero = std::lower_bound(map.begin(), map.end(), 0.0f) - map.begin();
+  return static_cast<uint8_t>(index - static_cast<size_t>(zero));
+}
+inline size_t IndexOf(const std::vector<float>& map, uint8_t code) {
+  const auto zero = std::lower_bound(map.begin(), map.end(), 0.0f) - map.begin();
+  return (code + static_cast<size_t>(zero)) % 256;
+}
+
 // In a tie the one nearer to zero.
 inline uint8_t NearestCode(const std::vector<float>& map, float number) {
   const auto above = std::lower_bound(map.begin(), map.end(), number);
-  if (above == map.begin()) return 0;
-  const auto code = static_cast<uint8_t>(above - map.begin() - 1);
-  if (above == map.end()) return code;
+  if (above == map.begin()) return StoredCode(map, 0);
+  const auto below = static_cast<size_t>(above - map.begin() - 1);
+  if (above == map.end()) return StoredCode(map, below);
   const double to_below = double{number} - double{above[-1]},
                to_above = double{*above} - double{number};
   const bool up = to_above == to_below ? number < 0 : to_above < to_below;
-  return static_cast<uint8_t>(code + (up ? 1 : 0));
+  return StoredCode(map, below + (up ? 1 : 0));
 }
 
 // A state with its memory.
@@ -105,7 +116,7 @@ struct HostState {
         std::memcpy(&number.bits, &codes[2 * i], 2);
         values[i] = static_cast<float>(number);
       } else {
-        values[i] = map[code(i)] * scales[i / 256];
+        values[i] = map[IndexOf(map, code(i))] * scales[i / 256];
       }
     }
     return values;
