@@ -40,7 +40,7 @@ struct UpdateArrays {
   const void* gradient = nullptr;
   DType gradient_dtype = DType::kFloat32;
   // Each has an encoding of its own: fp32, bf16, kDynamic8 or kDynamicUnsigned8.
-  StateArray states[kStatesMax] = {};
+  StateArray states[kStatesMax] = {{}, {}, {}};
   bool round_states_stochastically = false;  // those of bf16; otherwise to nearest, ties to even
   void* parameter = nullptr;                 // null: the master is the parameter (fp32)
   DType parameter_dtype = DType::kFloat32;
