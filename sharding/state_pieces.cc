@@ -103,9 +103,15 @@ int64_t InBlock(const Place& place) {
   return place.tier == Tier::kNvme ? place.offset % kSwapAlignment : 0;
 }
 
+int64_t EndOf(const Operand& stored) {
+  return stored.place.offset + stored.bytes();
+}
+
 Passing PassingOf(const StagedRun& run, size_t part) {
   const Operand& stored = run.run.stored[part];
-  const int64_t skipped = InBlock(stored.place), bytes = skipped + stored.bytes();
+  const int64_t skipped = InBlock(stored.place),
+                bytes =
+                    skipped + EndOf(run.run.stored[run.joined ? 1 : part]) - stored.place.offset;
   const int64_t moved = stored.place.tier == Tier::kNvme ? SwapAligned(bytes) : bytes;
   return {.stored = OperandAt(stored.place.Plus(-skipped), DType::kInt8, moved),
           .staging = OperandAt(run.host[part].Plus(-skipped), DType::kInt8, moved)};
@@ -154,9 +160,17 @@ class StateLowering {
 
 StagedRun::StagedRun(const StateRun& of, const Place& staging, bool reaches_device) : run(of) {
   Place free = staging;
+  const auto& [codes, scales] = run.stored;
+  joined = run.has_scales() && codes.place.tier == Tier::kNvme &&
+           SwapAligned(EndOf(codes)) > scales.place.offset - InBlock(scales.place);
   for (size_t part = 0; part < run.stored.size(); ++part) {
     const Operand& stored = run.stored[part];
     host[part] = stored.place;
+    if (joined && part == 1) {
+      staged[1] = true;
+      host[1] = host[0].Plus(scales.place.offset - codes.place.offset);
+      break;
+    }
     if (stored.count == 0 || stored.place.tier == Tier::kCpu ||
         (stored.place.tier == Tier::kDevice && reaches_device))
       continue;
@@ -168,7 +182,7 @@ StagedRun::StagedRun(const StateRun& of, const Place& staging, bool reaches_devi
 
 OpList LowerStateRead(const StagedRun& run) {
   StateLowering lowering;
-  for (size_t part = 0; part < run.staged.size(); ++part) {
+  for (int part = 0; part < run.parts(); ++part) {
     if (!run.staged[part]) continue;
     const Passing passing = PassingOf(run, part);
     lowering.Move(passing.stored, passing.staging);
@@ -183,18 +197,25 @@ OpList LowerStateRead(const StagedRun& run) {
 
 OpList LowerStateEdges(const StagedRun& run) {
   StateLowering lowering;
-  for (size_t part = 0; part < run.staged.size(); ++part) {
+  for (int part = 0; part < run.parts(); ++part) {
     const Operand& stored = run.run.stored[part];
     if (!run.staged[part] || stored.place.tier != Tier::kNvme) continue;
     const Passing passing = PassingOf(run, part);
-    const auto read = [&](int64_t at) {
+    const int64_t first = passing.stored.place.offset;
+    std::vector<int64_t> blocks;  // from the first one on
+    // Bytes [begin, end) of the file are not the run's.
+    const auto keep = [&](int64_t begin, int64_t end) {
+      for (int64_t at = (begin - first) / kSwapAlignment * kSwapAlignment; at < end - first;
+           at += kSwapAlignment)
+        if (blocks.empty() || blocks.back() < at) blocks.push_back(at);
+    };
+    keep(first, stored.place.offset);
+    if (run.joined) keep(EndOf(stored), run.run.stored[1].place.offset);
+    keep(EndOf(run.run.stored[run.joined ? 1 : part]), first + passing.stored.count);
+    for (const int64_t at : blocks) {
       lowering.Move(OperandAt(passing.stored.place.Plus(at), DType::kInt8, kSwapAlignment),
                     OperandAt(passing.staging.place.Plus(at), DType::kInt8, kSwapAlignment));
-    };
-    const int64_t skipped = InBlock(stored.place), last = passing.stored.count - kSwapAlignment;
-    const bool ends_inside = skipped + stored.bytes() < passing.stored.count;
-    if (skipped > 0 || (ends_inside && last == 0)) read(0);
-    if (ends_inside && last > 0) read(last);
+    }
     lowering.AddRead(stored.place);
   }
   return lowering.Take();
@@ -202,7 +223,7 @@ OpList LowerStateEdges(const StagedRun& run) {
 
 OpList LowerStateWrite(const StagedRun& run) {
   StateLowering lowering;
-  for (size_t part = 0; part < run.staged.size(); ++part) {
+  for (int part = 0; part < run.parts(); ++part) {
     if (!run.staged[part]) continue;
     const Passing passing = PassingOf(run, part);
     lowering.Move(passing.staging, passing.stored);

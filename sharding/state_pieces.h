@@ -64,10 +64,15 @@ struct StagedRun {
   StagedRun(const StateRun& of, const Place& staging, bool reaches_device);
 
   bool is_staged() const { return staged[0] || staged[1]; }
+  // The parts that are staged each by itself.
+  int parts() const { return joined ? 1 : 2; }
 
   StateRun run;
   std::array<Place, 2> host = {};
   std::array<bool, 2> staged = {};
+  // Codes and scales have a block of the file in common, so they pass together, with what lies
+  // between them.
+  bool joined = false;
 };
 
 // All operations of one list may run at once.
