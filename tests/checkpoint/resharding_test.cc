@@ -4,13 +4,16 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/checkpoint/checkpoint.h"
+#include "ebb/runtime/checkpoint/folder.h"
 #include "ebb/runtime/checkpoint/rank_file.h"
 #include "own_folder.h"
 #include "way.h"
@@ -21,6 +24,7 @@ namespace {
 class ReadBlocksTest : public OwnFolderTest {};
 class ReshardingTest : public ReadBlocksTest, public ::testing::WithParamInterface<Way> {};
 constexpr DType kHalf = DType::kBFloat16;
+constexpr OptimizerStates k8Bit = OptimizerStates::k8Bit;
 INSTANTIATE_TEST_SUITE_P(
     Savers, ReshardingTest,
     ::testing::Values(Way{.world = 3, .stage = 2}, Way{.world = 4, .stage = 3},
@@ -35,7 +39,16 @@ INSTANTIATE_TEST_SUITE_P(
                           .compute = kHalf,
                           .stochastic_rounding = true,
                           .own_dtypes = true},
-                      Way{.world = 4, .stage = 3, .compute = kHalf, .shard_group = 2}));
+                      Way{.world = 4, .stage = 3, .compute = kHalf, .shard_group = 2},
+                      Way{.world = 3, .stage = 2, .states = OptimizerStates::kBFloat16},
+                      Way{.world = 4, .stage = 3, .states = k8Bit},
+                      Way{.world = 3,
+                          .stage = 3,
+                          .tier = Tier::kNvme,
+                          .compute = kHalf,
+                          .stochastic_rounding = true,
+                          .own_dtypes = true,
+                          .states = k8Bit}));
 
 // Whole arrays of all ranks, by class or state and parameter.
 class WholeState {
@@ -85,6 +98,7 @@ TEST_P(ReshardingTest, GivesEachWorldTheExactMastersAndStates) {
     loader.compute = saver.compute;
     loader.stochastic_rounding = saver.stochastic_rounding;
     loader.own_dtypes = saver.own_dtypes;
+    loader.states = saver.states;
     WholeState loaded;
     OnWay(loader, [&](Engine& engine, ToyModel& model, int rank) {
       ASSERT_OK(LoadCheckpoint(engine, folder_).status());
@@ -92,6 +106,62 @@ TEST_P(ReshardingTest, GivesEachWorldTheExactMastersAndStates) {
       ASSERT_OK(Train(engine, model, rank, 2, 3));
     });
     EXPECT_EQ(loaded.values(), saved.values());
+  }
+}
+
+// States in blocks are stored as they are: a byte for each element, and the scales of blocks.
+TEST_F(ReadBlocksTest, StatesInBlocksAreStoredAsCodesAndScales) {
+  const Way way{.world = 2, .stage = 3, .states = k8Bit};
+  TrainAndSave(way, 2, folder_);
+  ASSERT_OK_AND_ASSIGN(const std::string checkpoint, FindCheckpoint(folder_));
+  ASSERT_OK_AND_ASSIGN(const RankFileHeader file,
+                       ReadRankFileHeader(checkpoint + "/" + RankFileName(0, 2)));
+  int64_t codes = 0, scales = 0, numbers = 0;
+  for (const StoredTensor& tensor : file.header.tensors) {
+    const std::optional<SliceName> slice = ParseSliceName(tensor.name);
+    ASSERT_TRUE(slice.has_value()) << tensor.name;
+    if (slice->of == "exp_avg.scales") scales += tensor.bytes();
+    if (slice->of != "exp_avg") continue;
+    EXPECT_EQ(tensor.dtype, slice->end - slice->begin == tensor.bytes() ? "U8" : "F32");
+    (tensor.dtype == "U8" ? codes : numbers) += tensor.bytes();
+  }
+  EXPECT_GT(codes, 0);
+  EXPECT_GT(numbers, 0);  // of small parameters
+  EXPECT_GE(scales, codes / 256 * 4);
+}
+
+// In both directions. Numbers that were codes stay what they are.
+TEST_F(ReadBlocksTest, AnyRunLoadsTheStatesOfAnother) {
+  constexpr OptimizerStates kAll[] = {OptimizerStates::kFloat32, OptimizerStates::kBFloat16, k8Bit};
+  for (const OptimizerStates from : kAll) {
+    const std::string folder = absl::StrCat(folder_, "/", static_cast<int>(from));
+    WholeState saved;
+    OnWay({.world = 2, .stage = 3, .states = from}, [&](Engine& engine, ToyModel& model, int rank) {
+      ASSERT_OK(Train(engine, model, rank, 0, 2));
+      ASSERT_OK(saved.Add(engine));
+      ASSERT_OK(SaveCheckpoint(engine, folder).status());
+    });
+    for (const OptimizerStates to : kAll) {
+      SCOPED_TRACE(absl::StrCat(static_cast<int>(from), " to ", static_cast<int>(to)));
+      WholeState loaded;
+      OnWay({.world = 3, .stage = 1, .states = to}, [&](Engine& engine, ToyModel& model, int rank) {
+        ASSERT_OK(LoadCheckpoint(engine, folder).status());
+        ASSERT_OK(loaded.Add(engine));
+        ASSERT_OK(Train(engine, model, rank, 2, 3));
+      });
+      ASSERT_EQ(loaded.values().size(), saved.values().size());
+      const bool exact = to == from || to == OptimizerStates::kFloat32;
+      for (const auto& [name, values] : saved.values()) {
+        const std::vector<float>& other = loaded.values().at(name);
+        const float largest =
+            std::abs(*std::max_element(values.begin(), values.end(),
+                                       [](float a, float b) { return std::abs(a) < std::abs(b); }));
+        // Half of the widest gap in a map is 3% of a block's largest number.
+        const float apart = exact || name.starts_with(" of ") ? 0 : 0.032f * largest;
+        for (size_t i = 0; i < values.size(); ++i)
+          ASSERT_NEAR(values[i], other[i], apart) << name << " " << i;
+      }
+    }
   }
 }
 

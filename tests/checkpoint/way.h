@@ -28,7 +28,8 @@ struct Way {
   int micro_batches = 1;
   ReduceAt reduce_at = ReduceAt::kRound;
   bool own_dtypes = false;  // ToyOptions::own_dtypes
-  bool warms_up = false;    // the learning rate rises until after the last step of a test
+  OptimizerStates states = OptimizerStates::kFloat32;
+  bool warms_up = false;  // the learning rate rises until after the last step of a test
 };
 
 // A run's swap files are in the folder for temporary files.
@@ -49,6 +50,8 @@ inline Config ConfigOf(const Way& way) {
     config.scheduler.warmup_max_lr = 0.01;
     config.scheduler.warmup_num_steps = 10;
   }
+  config.optimizer.states = way.states;
+  config.optimizer.min_8bit_size = 100;  // of the toy's parameters some
   config.zero.offload_param.max_in_cpu = 0;
   if (way.stage > 0) config.zero.offload_optimizer.device = way.tier;
   if (way.stage == 3) config.zero.offload_param.device = way.tier;

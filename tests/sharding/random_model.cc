@@ -248,8 +248,9 @@ void RandomCase::EncodeStates() {
   config.ebb.host_memory.reset();
   config.ebb.device_memory.reset();
   config.zero.offload_param.buffer_size.reset();
-  model = DivideByDType(std::move(model), config.compute,
-                        {.elements = kScaleBlock, .least_size = random.Between(0, 2'000)});
+  model = DivideByDType(
+      std::move(model), config.compute,
+      {.elements = kScaleBlock, .least_size = random.OneIn(2) ? 0 : random.Between(0, 2'000)});
 }
 
 // LAMB or LARS, for some parameters or for all, from random numbers of its own.

@@ -270,6 +270,34 @@ TEST_P(TrafficOfAllOnNvme, IsTheLeastThatTheSchemeNeeds) {
   EXPECT_EQ(read, (c.parameters_read * kLayers - 2) * kShard);
 }
 
+// States in blocks on NVMe, parameters in RAM: bytes of an element and a step.
+TEST(TrafficOfStates, InBlocksIsHalfOrLess) {
+  constexpr int64_t kLayers = 24, kWorld = 4, kShard = 64 * kCutElements,
+                    kElements = kLayers * kShard;
+  ModelSpec model = UnitChain(std::vector<int64_t>(kLayers, kWorld * kShard));
+  for (UnitSpec& unit : model.units) unit.state_block = kScaleBlock;
+  for (const bool split : {false, true}) {
+    Config config;
+    config.compute = DType::kBFloat16;
+    config.zero.stage = 3;
+    config.zero.offload_param.device = Tier::kCpu;
+    config.zero.offload_optimizer.device = Tier::kNvme;
+    config.ebb.split_master = split;
+    ASSERT_OK_AND_ASSIGN(const Plan plan,
+                         PlanStep({.model = &model,
+                                   .config = &config,
+                                   .world = kWorld,
+                                   .optimizer_states = 2,
+                                   .state_encodings = {kDynamic8, kDynamicUnsigned8}}));
+    int64_t moved = 0;
+    for (const TrafficRow& row : PredictTraffic(plan))
+      moved += row.tier == Tier::kNvme ? static_cast<int64_t>(row.predicted_bytes) : 0;
+    EXPECT_LE(static_cast<double>(moved), (split ? 8.2 : 12.2) * kElements);
+    EXPECT_LE(static_cast<double>(plan.table.bytes.Of(Tier::kNvme, StateClass::kOptimizer)),
+              2.1 * kElements);
+  }
+}
+
 // Forward and backward each read, and the update spares one read. A late update hands its
 // parameters on to the next forward; an early one reads for the backward before it. Split masters
 // and none are a matter of the parameters, which are read for one more.
