@@ -78,9 +78,8 @@ struct Decisions {
   std::vector<bool> state_blocks = {};  // by unit
   Encoding state_encoding(int unit, int state) const {
     if (state_encodings.empty()) return DType::kFloat32;
-    const Encoding& encoding = state_encodings[static_cast<size_t>(state)];
-    return encoding.block == 0 || state_blocks[static_cast<size_t>(unit)] ? encoding
-                                                                          : DType::kFloat32;
+    const Encoding& encoding = state_encodings[state];
+    return encoding.block == 0 || state_blocks[unit] ? encoding : DType::kFloat32;
   }
   bool own_optimizer = false;
   // By parameter: its optimizer takes norms of all of it before an update (LAMB, LARS). By unit:
@@ -119,7 +118,8 @@ struct Decisions {
   Encoding master_encoding(int unit) const {
     return reads_parameters(unit) ? kLowHalves : Encoding(DType::kFloat32);
   }
-  // Of a piece with so many elements: the master, one state, and all that is beside the parameter.
+  // Bytes of a piece with so many elements: of the master, of one state, and of all that is beside the
+  // parameter.
   int64_t MasterBytes(int unit, int64_t elements) const {
     return keeps_master(unit) ? master_encoding(unit).bytes(elements) : 0;
   }

@@ -35,7 +35,7 @@ struct Encoding {
 
   // The distance of two codes in a piece.
   constexpr int64_t code_bytes() const { return SizeOf(dtype); }
-  // Of a piece.
+  // A piece of so many elements has so many bytes.
   constexpr int64_t bytes(int64_t elements) const {
     return elements * code_bytes() +
            (block == 0 ? 0 : (elements + block - 1) / block * kScaleBytes);

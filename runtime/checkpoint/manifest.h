@@ -16,7 +16,7 @@
 
 namespace ebb {
 
-// Of the newest form that is read. The one before it has no states in blocks, and is written where
+// The newest version that is read. The one before it has no states in blocks, and is written where
 // there are none.
 inline constexpr int kCheckpointVersion = 2;
 inline constexpr int64_t kManifestBytesMax = int64_t{1} << 26;

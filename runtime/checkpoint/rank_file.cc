@@ -160,7 +160,7 @@ absl::Status RankFileWriter::Append(std::span<const float> values) {
   return AppendBytes(std::as_bytes(std::span(scales)));
 }
 
-// Of one tensor. Goes block by block of the checksum, so that a block is copied while it is in the
+// The bytes are one tensor's. Goes block by block of the checksum, so that a block is copied while it is in the
 // cache.
 absl::Status RankFileWriter::AppendBytes(std::span<const std::byte> bytes) {
   const StoredTensor* const tensor = &header_.tensors[tensor_];

@@ -37,7 +37,7 @@ Encoding StoredEncoding(const Engine& engine, ParameterId parameter, const State
   if (array.what == StateClass::kOptimizer) {
     const std::vector<std::string> states = engine.optimizer_states(parameter);
     const auto state = std::find(states.begin(), states.end(), array.state) - states.begin();
-    const int unit = plan.layout.parameters[static_cast<size_t>(parameter)].unit;
+    const int unit = plan.layout.parameters[static_cast<int>(parameter)].unit;
     return plan.decisions.state_encoding(unit, static_cast<int>(state));
   }
   const ParameterSpec& of = engine.model()[parameter];

@@ -46,7 +46,7 @@ class StagingRows {
   void AddParameterSlots();
   void AddMasterSlots();
   WorkNeeds NeedsOf(bool on_host) const;
-  // Of a sub-group of any unit.
+  // The most that a sub-group of any unit has.
   int64_t MasterBytes(int64_t elements) const {
     return d_.MostOfUnits([&](int unit) { return d_.MasterBytes(unit, elements); });
   }
