@@ -4,16 +4,23 @@
 // cost of summing all reads and writes in the update's own pass, as a part of its time;
 // `checksum_of_adamw` is the time of summing only the writes, in a pass of its own.
 //
+// States of 8 and 16 bits: `speed_of_fp32` is the speed of AdamW's update, in elements per second,
+// over that with fp32 states, in turns and on the same other arrays.
+//
 // LAMB and LARS: `norms_of_update` is the time of the norms over that of the update.
 //
 //   build/release/bin/optimizer_bench --benchmark_counters_tabular=true
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstring>
+#include <random>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "benchmark/benchmark.h"
+#include "ebb/optim/block_codes.h"
 #include "ebb/optim/checksum.h"
 #include "ebb/optim/parameter_norms.h"
 #include "ebb/optim/simd_targets.h"
@@ -210,6 +217,55 @@ void Norms(benchmark::State& state, OptimizerType type) {
   state.counters["norms_of_update"] = Median(ratios);
 }
 
+// bf16 gradient and copy.
+void States(benchmark::State& state, Encoding first, Encoding second, bool stochastically) {
+  const int64_t count = state.range(0);
+  ThreadTeam team(static_cast<int>(state.range(1)));
+  HugePages memory(HugePages::BytesFor(8, count));
+  if (!memory.ok()) return state.SkipWithError("no memory");
+  // Normal gradients, and variances that differ by some factors among neighbours, as in training.
+  float* const master = memory.Take(count, 1.0f);
+  BFloat16* const gradient = memory.Take(count, BFloat16());
+  float* const variance = memory.Take(count, 0.0f);
+  std::mt19937_64 random(1);
+  std::normal_distribution<float> normal;
+  std::vector<float> drawn(1 << 20);
+  std::generate(drawn.begin(), drawn.end(), [&] { return normal(random); });
+  for (int64_t i = 0; i < count; ++i) {
+    const auto at = static_cast<size_t>(i) % drawn.size();
+    gradient[i] = BFloat16(drawn[at]);
+    variance[i] = std::exp(drawn[(at + 77) % drawn.size()]);
+  }
+  UpdateArrays plain = {.master = master,
+                        .gradient = gradient,
+                        .gradient_dtype = DType::kBFloat16,
+                        .states = {{memory.Take(count, 0.0f)}, {variance}},
+                        .parameter = memory.Take(count, BFloat16(1.0f)),
+                        .parameter_dtype = DType::kBFloat16,
+                        .count = count};
+  UpdateArrays encoded = plain;
+  for (const auto& [s, encoding] : {std::pair(0, first), std::pair(1, second)}) {
+    encoded.states[s] = {.codes = memory.Take(count, uint16_t{0}), .encoding = encoding};
+    if (encoding.block != 0)
+      encoded.states[s].scales = memory.Take((count + kScaleBlock - 1) / kScaleBlock, 0.0f);
+    Encode(team, plain.states[s].numbers(), encoded.states[s], count);
+  }
+  encoded.round_states_stochastically = stochastically;
+  const OptimizerConfig optimizer = {.weight_decay = 0.1};
+  UpdateScalars scalars = {.learning_rate = 1e-5, .gradient_factor = 0.5f};
+  std::vector<double> plain_seconds, encoded_seconds, ratios;
+  for (auto _ : state) {
+    plain_seconds.push_back(Seconds([&] { Update(team, optimizer, plain, scalars); }));
+    encoded_seconds.push_back(Seconds([&] { Update(team, optimizer, encoded, scalars); }));
+    ratios.push_back(plain_seconds.back() / encoded_seconds.back());
+    state.SetIterationTime(encoded_seconds.back());
+    ++scalars.step;
+  }
+  state.counters["fp32_ns"] = Median(plain_seconds) / static_cast<double>(count) * 1e9;
+  state.counters["encoded_ns"] = Median(encoded_seconds) / static_cast<double>(count) * 1e9;
+  state.counters["speed_of_fp32"] = Median(ratios);
+}
+
 void Sizes(benchmark::internal::Benchmark* benchmark) {
   benchmark->ArgNames({"elements", "threads"})
       ->ArgsProduct({{10'000'000, 100'000'000}, {1, 2}})
@@ -222,6 +278,9 @@ BENCHMARK_CAPTURE(AdamW, bf16_gradient_bf16_copy, Kind::kHalf)->Apply(Sizes);
 BENCHMARK_CAPTURE(AdamW, bf16_gradient_split_master, Kind::kSplit)->Apply(Sizes);
 BENCHMARK_CAPTURE(AdamW, bf16_gradient_stochastic_rounding, Kind::kRounded)->Apply(Sizes);
 BENCHMARK_CAPTURE(AdamW, fp32_gradient, Kind::kSingle)->Apply(Sizes);
+BENCHMARK_CAPTURE(States, in_8_bits, kDynamic8, kDynamicUnsigned8, false)->Apply(Sizes);
+BENCHMARK_CAPTURE(States, bf16, DType::kBFloat16, DType::kBFloat16, false)->Apply(Sizes);
+BENCHMARK_CAPTURE(States, bf16_stochastic, DType::kBFloat16, DType::kBFloat16, true)->Apply(Sizes);
 BENCHMARK_CAPTURE(Norms, lamb, OptimizerType::kLamb)->Apply(Sizes);
 BENCHMARK_CAPTURE(Norms, lars, OptimizerType::kLars)->Apply(Sizes);
 

@@ -13,14 +13,29 @@
 #include "hwy/foreach_target.h"
 // This comes after foreach_target.h, which includes this file again for every target.
 #include "ebb/optim/simd-inl.h"
+#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace ebb::optim::HWY_NAMESPACE {
 
+// Asks for one line after the other.
+class Fetcher {
+ public:
+  explicit Fetcher(Ahead ahead) : at_(ahead.data()), end_(ahead.data() + ahead.size()) {}
+  HWY_INLINE void Next() {
+    if (at_ >= end_) return;
+    hwy::Prefetch(at_);
+    at_ += 64;
+  }
+
+ private:
+  const std::byte *at_, *end_;
+};
+
 // Elements of one block.
 void DecodeBlock(const DynamicMap& map, const uint8_t* codes, float scale, float* values,
-                 int64_t count) {
+                 int64_t count, Fetcher& fetcher) {
   const float* const numbers = map.numbers.data();
   int64_t i = 0;
 #if EBB_VECTOR_OPS
@@ -30,6 +45,7 @@ void DecodeBlock(const DynamicMap& map, const uint8_t* codes, float scale, float
   const auto lanes = static_cast<int64_t>(hn::Lanes(floats));
   const auto scales = hn::Set(floats, scale);
   for (; i + lanes <= count; i += lanes) {
+    fetcher.Next();
     const auto index = hn::PromoteTo(integers, hn::LoadU(bytes, codes + i));
     hn::StoreU(hn::Mul(hn::GatherIndex(floats, numbers, index), scales), floats, values + i);
   }
@@ -61,8 +77,9 @@ Extremes ExtremesOf(const float* values, int64_t count) {
   return extremes;
 }
 
-void EncodeBlock(const DynamicMap& map, const float* values, float scale, uint8_t* codes,
-                 int64_t count) {
+template <bool kHasSigns>
+void EncodeBlock(const DynamicMap& map, const float* values, float inverse, uint8_t* codes,
+                 int64_t count, Fetcher& fetcher) {
   const uint32_t* const steps = map.steps.data();
   int64_t i = 0;
 #if EBB_VECTOR_OPS
@@ -70,35 +87,41 @@ void EncodeBlock(const DynamicMap& map, const float* values, float scale, uint8_
   const hn::Rebind<int32_t, decltype(floats)> integers;
   const hn::Rebind<uint8_t, decltype(floats)> bytes;
   const auto lanes = static_cast<int64_t>(hn::Lanes(floats));
-  const auto scales = hn::Set(floats, scale);
-  const auto negative = hn::Set(integers, map.negative);
+  const auto inverses = hn::Set(floats, inverse);
+  [[maybe_unused]] const auto lowest = hn::Set(integers, -map.negative);
   for (; i + lanes <= count; i += lanes) {
-    const auto quotient = hn::BitCast(integers, hn::Div(hn::LoadU(floats, values + i), scales));
-    const auto magnitude = hn::And(quotient, hn::Set(integers, 0x7fffffff));
-    auto step = hn::Sub(hn::ShiftRight<16>(magnitude), hn::Set(integers, DynamicMap::kFirstHalf));
-    step = hn::Max(step, hn::Zero(integers));
-    step = hn::Min(step, hn::Set(integers, DynamicMap::kSteps - 1));
+    fetcher.Next();
+    const auto quotient = hn::BitCast(integers, hn::Mul(hn::LoadU(floats, values + i), inverses));
+    auto magnitude = quotient;
+    if constexpr (kHasSigns) magnitude = hn::And(quotient, hn::Set(integers, 0x7fffffff));
+    magnitude = hn::Max(magnitude, hn::Set(integers, DynamicMap::kFirstHalf << 16));
+    const auto step =
+        hn::Sub(hn::ShiftRight<16>(magnitude), hn::Set(integers, DynamicMap::kFirstHalf));
     const auto word = hn::GatherIndex(integers, reinterpret_cast<const int32_t*>(steps), step);
-    const auto low = hn::And(magnitude, hn::Set(integers, 0xffff));
-    const auto positive = hn::ShiftRight<16>(hn::Add(word, low));
-    const auto code =
-        hn::IfNegativeThenElse(quotient, hn::Neg(hn::Min(positive, negative)), positive);
-    hn::StoreU(hn::DemoteTo(bytes, hn::And(code, hn::Set(integers, 0xff))), bytes, codes + i);
+    auto code = hn::ShiftRight<16>(hn::Add(word, magnitude));
+    if constexpr (kHasSigns) {
+      const auto sign = hn::BroadcastSignBit(quotient);
+      code = hn::Max(hn::Sub(hn::Xor(code, sign), sign), lowest);
+      code = hn::And(code, hn::Set(integers, 0xff));
+    }
+    hn::StoreU(hn::DemoteTo(bytes, code), bytes, codes + i);
   }
 #endif
-  for (; i < count; ++i) codes[i] = CodeOf(steps, map.negative, values[i] / scale);
+  for (; i < count; ++i) codes[i] = CodeOf(steps, map.negative, values[i] * inverse);
 }
 
-void DecodeBlocks(const StateArray& array, float* values, int64_t count) {
+void DecodeBlocks(const StateArray& array, float* values, int64_t count, Ahead ahead) {
+  Fetcher fetcher(ahead);
   const DynamicMap& map = DynamicMapFor(array.encoding);
   const auto* const codes = static_cast<const uint8_t*>(array.codes);
   for (int64_t i = 0; i < count; i += kScaleBlock) {
     DecodeBlock(map, codes + i, array.scales[i / kScaleBlock], values + i,
-                std::min<int64_t>(kScaleBlock, count - i));
+                std::min<int64_t>(kScaleBlock, count - i), fetcher);
   }
 }
 
-void EncodeBlocks(const float* values, const StateArray& array, int64_t count) {
+void EncodeBlocks(const float* values, const StateArray& array, int64_t count, Ahead ahead) {
+  Fetcher fetcher(ahead);
   const DynamicMap& map = DynamicMapFor(array.encoding);
   auto* const codes = static_cast<uint8_t*>(array.codes);
   for (int64_t i = 0; i < count; i += kScaleBlock) {
@@ -106,7 +129,8 @@ void EncodeBlocks(const float* values, const StateArray& array, int64_t count) {
     const float scale = ScaleOf(ExtremesOf(values + i, of_block), map.negative != 0);
     array.scales[i / kScaleBlock] = scale;
     if (HasCodes(scale)) {
-      EncodeBlock(map, values + i, scale, codes + i, of_block);
+      const auto encode = map.negative != 0 ? &EncodeBlock<true> : &EncodeBlock<false>;
+      encode(map, values + i, InverseOf(scale), codes + i, of_block, fetcher);
     } else {
       std::fill_n(codes + i, of_block, uint8_t{0});
     }
@@ -123,23 +147,29 @@ HWY_INLINE void RoundStateAt(const float* values, BFloat16* numbers, const Round
   Ops::template Store<Rounding::kNearest>(value, numbers + i);
 }
 
-void DecodeHalves(const BFloat16* numbers, float* values, int64_t count) {
+void DecodeHalves(const BFloat16* numbers, float* values, int64_t count, Ahead ahead) {
+  Fetcher fetcher(ahead);
   int64_t i = 0;
 #if EBB_VECTOR_OPS
   using Vector = VectorOps<hn::ScalableTag<float>>;
-  for (; i + Vector::kLanes <= count; i += Vector::kLanes)
+  for (; i + Vector::kLanes <= count; i += Vector::kLanes) {
+    fetcher.Next();
     Vector::Store<Rounding::kNearest>(Vector::Load(numbers + i), values + i);
+  }
 #endif
   for (; i < count; ++i) values[i] = ScalarOps::Load(numbers + i);
 }
 
 void EncodeHalves(const float* values, BFloat16* numbers, const RoundingKey* rounding,
-                  int64_t index, int64_t count) {
+                  int64_t index, int64_t count, Ahead ahead) {
+  Fetcher fetcher(ahead);
   int64_t i = 0;
 #if EBB_VECTOR_OPS
   using Vector = VectorOps<hn::ScalableTag<float>>;
-  for (; i + Vector::kLanes <= count; i += Vector::kLanes)
+  for (; i + Vector::kLanes <= count; i += Vector::kLanes) {
+    fetcher.Next();
     RoundStateAt<Vector>(values, numbers, rounding, index, i);
+  }
 #endif
   for (; i < count; ++i) RoundStateAt<ScalarOps>(values, numbers, rounding, index, i);
 }
@@ -160,18 +190,21 @@ constexpr int64_t kGrain = 64 * 1024;  // elements: a third of a megabyte
 
 }  // namespace
 
-void DecodeAlone(const StateArray& array, float* values, int64_t count) {
-  if (IsDynamic(array.encoding)) return HWY_DYNAMIC_DISPATCH(DecodeBlocks)(array, values, count);
+void DecodeAlone(const StateArray& array, float* values, int64_t count, Ahead ahead) {
+  if (IsDynamic(array.encoding))
+    return HWY_DYNAMIC_DISPATCH(DecodeBlocks)(array, values, count, ahead);
   assert(array.encoding == Encoding(DType::kBFloat16));
-  HWY_DYNAMIC_DISPATCH(DecodeHalves)(static_cast<const BFloat16*>(array.codes), values, count);
+  HWY_DYNAMIC_DISPATCH(DecodeHalves)
+  (static_cast<const BFloat16*>(array.codes), values, count, ahead);
 }
 
 void EncodeAlone(const float* values, const StateArray& array, int64_t count,
-                 const RoundingKey* rounding, int64_t index) {
-  if (IsDynamic(array.encoding)) return HWY_DYNAMIC_DISPATCH(EncodeBlocks)(values, array, count);
+                 const RoundingKey* rounding, int64_t index, Ahead ahead) {
+  if (IsDynamic(array.encoding))
+    return HWY_DYNAMIC_DISPATCH(EncodeBlocks)(values, array, count, ahead);
   assert(array.encoding == Encoding(DType::kBFloat16));
   HWY_DYNAMIC_DISPATCH(EncodeHalves)
-  (values, static_cast<BFloat16*>(array.codes), rounding, index, count);
+  (values, static_cast<BFloat16*>(array.codes), rounding, index, count, ahead);
 }
 
 void Decode(ThreadTeam& team, const StateArray& array, float* values, int64_t count) {

@@ -20,7 +20,9 @@
 
 #include <array>
 #include <bit>
+#include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "ebb/optim/stochastic_rounding.h"
 #include "ebb/optim/update_arrays.h"
@@ -32,12 +34,13 @@ namespace ebb::optim {
 // The numbers of a dynamic map, and the way from a magnitude to the nearest of them.
 //
 // The upper half of an fp32 magnitude (sign, exponent, 7 bits) is so fine that at most one border
-// between two codes lies among the magnitudes that share it. So a word of `steps` has the code
-// below the border, and what must be added to the lower half to carry into that code behind it:
+// between two codes lies among the magnitudes that share it. So each upper half has a word, and the
+// sum of the two has the code in its own upper half:
 //
-//   [ code below the border | 0xffff - lower half of the border ] + lower half of the magnitude
+//   magnitude   [ upper half | lower half ]
+//   sum         [ code       | lower half - lower half of the border - 1, which carries ]
 struct DynamicMap {
-  // Upper halves below the first are a 0, and above the last, a 1.
+  // Upper halves below the first are a 0. The last is that of 1.
   static constexpr int32_t kFirstHalf = 0x3400;  // 2^-23
   static constexpr int32_t kSteps = 0x3f80 - kFirstHalf + 1;
 
@@ -67,15 +70,16 @@ constexpr DynamicMap DynamicMapOf(bool has_signs) {
   uint32_t below_border = 0;  // the code of a magnitude
   for (int32_t step = 0; step < DynamicMap::kSteps; ++step) {
     const auto at = static_cast<size_t>(step);
-    map.steps[at] = below_border << 16;
+    const auto half = static_cast<uint32_t>(step + DynamicMap::kFirstHalf);
+    map.steps[at] = (below_border - half) << 16;
     const size_t upper = below_border + 1;
     if (upper > largest) continue;
     // The largest fp32 number that is no nearer to the upper of two neighbours.
     const double middle = (double{map.numbers[upper - 1]} + double{map.numbers[upper]}) / 2;
     auto border = std::bit_cast<uint32_t>(static_cast<float>(middle));
     if (double{std::bit_cast<float>(border)} > middle) --border;
-    if (static_cast<int32_t>(border >> 16) != step + DynamicMap::kFirstHalf) continue;
-    map.steps[at] |= 0xffff - (border & 0xffff);
+    if (border >> 16 != half) continue;
+    map.steps[at] += 0xffff - (border & 0xffff);
     ++below_border;
   }
   return map;
@@ -83,7 +87,8 @@ constexpr DynamicMap DynamicMapOf(bool has_signs) {
 
 inline constexpr DynamicMap kSignedMap = DynamicMapOf(true), kUnsignedMap = DynamicMapOf(false);
 // All borders have been found, so no two of them share an upper half.
-static_assert(kSignedMap.steps.back() >> 16 == 128 && kUnsignedMap.steps.back() >> 16 == 255);
+static_assert((kSignedMap.steps.back() + 0x3f800000) >> 16 == 128 &&
+              (kUnsignedMap.steps.back() + 0x3f800000) >> 16 == 255);
 
 constexpr bool IsDynamic(const Encoding& encoding) {
   return encoding.map == Encoding::Map::kDynamic8 ||
@@ -117,15 +122,22 @@ constexpr bool HasCodes(float scale) {
   return scale < 0 || scale > 0;
 }
 
-// `quotient`: the number over the scale of its block. `steps`: the map's, wherever they are.
-// `negative`: the map's.
+// A product with this is the number that is encoded. It is correctly rounded, and no NaN.
+constexpr float InverseOf(float scale) {
+  return 1 / scale;
+}
+
+// `quotient`: the number times the inverse of its block's scale. `steps`: the map's, wherever they
+// are. `negative`: the map's.
 constexpr uint8_t CodeOf(const uint32_t* steps, int32_t negative, float quotient) {
-  const auto bits = std::bit_cast<uint32_t>(quotient);
-  const uint32_t magnitude = bits & 0x7fffffff;
-  int32_t step = static_cast<int32_t>(magnitude >> 16) - DynamicMap::kFirstHalf;
-  step = step < 0 ? 0 : step >= DynamicMap::kSteps ? DynamicMap::kSteps - 1 : step;
-  const auto code = static_cast<int32_t>((steps[step] + (magnitude & 0xffff)) >> 16);
-  if (bits == magnitude) return static_cast<uint8_t>(code);
+  constexpr int32_t kFirst = DynamicMap::kFirstHalf << 16;
+  const auto bits = std::bit_cast<int32_t>(quotient);
+  const int32_t magnitude = negative == 0 ? bits : bits & 0x7fffffff;
+  // An unsigned map has 0 for a negative number, which is negative as an integer, too.
+  const auto clamped = static_cast<uint32_t>(magnitude < kFirst ? kFirst : magnitude);
+  const auto code =
+      static_cast<int32_t>((clamped + steps[(clamped >> 16) - DynamicMap::kFirstHalf]) >> 16);
+  if (bits >= 0 || negative == 0) return static_cast<uint8_t>(code);
   return static_cast<uint8_t>(-(code < negative ? code : negative));
 }
 
@@ -136,8 +148,10 @@ void Encode(ThreadTeam& team, const float* values, const StateArray& array, int6
 
 // On the calling thread, for codes of 8 bits and for bf16. `rounding`: null, or the key of
 // the random bits of bf16 numbers, of which the first has this index (stochastic_rounding.h).
-void DecodeAlone(const StateArray& array, float* values, int64_t count);
+// `ahead`: memory that is fetched meanwhile, one line with each vector.
+using Ahead = std::span<const std::byte>;
+void DecodeAlone(const StateArray& array, float* values, int64_t count, Ahead ahead = {});
 void EncodeAlone(const float* values, const StateArray& array, int64_t count,
-                 const RoundingKey* rounding = nullptr, int64_t index = 0);
+                 const RoundingKey* rounding = nullptr, int64_t index = 0, Ahead ahead = {});
 
 }  // namespace ebb::optim

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <cstddef>
 
 #include "ebb/optim/block_codes.h"
 #include "ebb/optim/update_constants.h"
@@ -57,13 +58,9 @@ bool IsNeverNegative(std::string_view state) {
 
 namespace {
 
-bool AllFp32(UpdateRule rule, const UpdateArrays& arrays) {
-  return std::all_of(arrays.states, arrays.states + StatesOf(rule),
-                     [](const StateArray& state) { return state.is_fp32(); });
-}
-
 // Updates elements with states of other encodings, chunk by chunk: states are decoded into the
-// first cache, updated there by the loops for fp32, and encoded from there.
+// first cache, updated there by the loops for fp32, and encoded from there. While a chunk's states
+// are decoded and encoded, the inputs of the next chunk come from memory.
 class ChunkedUpdate {
  public:
   ChunkedUpdate(UpdateRule rule, const UpdateArrays& arrays, const UpdateConstants& constants)
@@ -73,32 +70,51 @@ class ChunkedUpdate {
       keys_[s] = RoundingKeyOf(arrays.rounding, constants.step, s);
   }
 
+  // Elements [begin, end).
   void Update(int64_t begin, int64_t end) const {
     alignas(64) float numbers[kStatesMax][kChunk];
+    const int states = StatesOf(rule_);
+    LoopArrays chunk = in_loops_;
     for (int64_t at = begin; at < end; at += kChunk) {
-      const int64_t count = std::min(kChunk, end - at);
-      LoopArrays chunk = in_loops_;
-      static_cast<UpdateArrays&>(chunk) = PartOf(in_loops_, at, count);
-      chunk.count = in_loops_.count;  // it decides how parameters are written
-      const UpdateArrays encoded = chunk;
-      for (int s = 0; s < StatesOf(rule_); ++s) {
+      const UpdateArrays encoded = PartOf(in_loops_, at, std::min(kChunk, end - at));
+      static_cast<UpdateArrays&>(chunk) = encoded;
+      const int64_t next = at + chunk.count, next_count = std::min(kChunk, end - next);
+      for (int s = 0; s < states; ++s) {
         if (encoded.states[s].is_fp32()) continue;
-        DecodeAlone(encoded.states[s], numbers[s], count);
+        DecodeAlone(encoded.states[s], numbers[s], chunk.count, Input(s, next, next_count));
         chunk.states[s] = {.codes = numbers[s]};
       }
-      UpdateRange(rule_, constants_, chunk, nullptr, 0, count);
-      for (int s = 0; s < StatesOf(rule_); ++s) {
+      UpdateRange(rule_, constants_, chunk, nullptr, 0, chunk.count);
+      for (int s = 0; s < states; ++s) {
         if (encoded.states[s].is_fp32()) continue;
-        EncodeAlone(numbers[s], encoded.states[s], count,
+        EncodeAlone(numbers[s], encoded.states[s], chunk.count,
                     encoded.round_states_stochastically ? &keys_[s] : nullptr,
-                    encoded.rounding.index);
+                    encoded.rounding.index, Input(states + s, next, next_count));
       }
     }
   }
 
  private:
-  static constexpr int64_t kChunk = 1024;
+  static constexpr int64_t kChunk = 512;
   static_assert(kChunk % kScaleBlock == 0 && kGrain % kChunk == 0);
+
+  // Elements of one of the inputs; those that need no decoding first, because a rule with one state
+  // fetches two.
+  Ahead Input(int number, int64_t begin, int64_t count) const {
+    const LoopArrays& of = in_loops_;
+    const auto part = [&](const void* array, int64_t size) -> Ahead {
+      if (array == nullptr || count <= 0) return {};
+      return {static_cast<const std::byte*>(array) + begin * size,
+              static_cast<size_t>(count * size)};
+    };
+    const bool whole = of.form() == MasterForm::kWhole;
+    if (number == 0) return whole ? part(of.master, 4) : part(of.parameter_in, 2);
+    if (number == 1) return part(of.gradient, SizeOf(of.gradient_dtype));
+    if (number == 2 && of.form() == MasterForm::kSplit) return part(of.master_low, 2);
+    if (number - 2 >= StatesOf(rule_)) return {};
+    const StateArray& state = of.states[number - 2];
+    return part(state.codes, state.encoding.code_bytes());
+  }
 
   const UpdateRule rule_;
   const UpdateConstants& constants_;
@@ -111,7 +127,7 @@ void Run(ThreadTeam& team, int64_t grain, UpdateRule rule, const UpdateArrays& a
          const UpdateConstants& constants, const BlockSums* sums) {
   assert((arrays.form() != MasterForm::kParameter && !arrays.round_states_stochastically) ||
          arrays.rounding.index % kRoundingKeyElements + arrays.count <= kRoundingKeyElements);
-  if (!AllFp32(rule, arrays)) {
+  if (!HasFp32States(rule, arrays)) {
     assert(sums == nullptr);
     const ChunkedUpdate update(rule, arrays, constants);
     return team.Run(arrays.count, grain,

@@ -29,7 +29,7 @@ struct StateArray {
   float* scales = nullptr;
   Encoding encoding = DType::kFloat32;
 
-  bool is_fp32() const { return encoding == Encoding(DType::kFloat32); }
+  constexpr bool is_fp32() const { return encoding == Encoding(DType::kFloat32); }
   // If it is fp32.
   float* numbers() const { return static_cast<float*>(codes); }
 };

@@ -58,11 +58,19 @@ constexpr bool HasMomentumBuffer(UpdateRule rule) {
 constexpr bool IsCentered(UpdateRule rule) {
   return rule == UpdateRule::kCenteredRmsprop || rule == UpdateRule::kCenteredRmspropWithMomentum;
 }
-// How many fp32 states the rule keeps for each element.
+// How many states the rule keeps for each element.
 constexpr int StatesOf(UpdateRule rule) {
   if (rule == UpdateRule::kAdam || rule == UpdateRule::kLamb) return 2;
   if (rule == UpdateRule::kLion || rule == UpdateRule::kAdagrad) return 1;
   return (IsRmsprop(rule) ? 1 : 0) + (HasMomentumBuffer(rule) ? 1 : 0) + (IsCentered(rule) ? 1 : 0);
+}
+
+// Whether the rule's states in these arrays are all fp32.
+constexpr bool HasFp32States(UpdateRule rule, const UpdateArrays& arrays) {
+  for (int s = 0; s < StatesOf(rule); ++s) {
+    if (!arrays.states[s].is_fp32()) return false;
+  }
+  return true;
 }
 
 struct AdamConstants {

@@ -2,6 +2,7 @@
 // is here. Memory bounds all kernels; cast.h, norm.h and update.h state the bytes per element.
 #include <cuda_runtime.h>
 
+#include "ebb/optim/block_codes.h"
 #include "ebb/optim/cuda/launch.h"
 #include "ebb/optim/cuda/thread_work.h"
 #include "ebb/optim/cuda/update_work.h"
@@ -35,6 +36,47 @@ __global__ void __launch_bounds__(kThreads)
   using Work = cuda::UpdateWork<kRule, kForm>;
   if (!runs.constants.data()->apply) return;
   cuda::Walk<Work::kMany>(cut, Thread(), Threads(), Work(arrays, runs));
+}
+
+__device__ const DynamicMap kMaps[2] = {DynamicMapOf(true), DynamicMapOf(false)};
+
+// States of any encoding. A warp takes a block of elements, and its threads share what they find of
+// the block's extremes. The maps' tables are in shared memory, because neighbouring threads look up
+// unrelated places.
+template <UpdateRule kRule, MasterForm kForm>
+__global__ void __launch_bounds__(kThreads)
+    EncodedUpdateKernel(const UpdateArrays arrays, bool groups_aligned, const UpdateRuns runs) {
+  using Work = cuda::EncodedUpdateWork<kRule, kForm>;
+  __shared__ float numbers[2][256];
+  __shared__ uint32_t steps[2][DynamicMap::kSteps];
+  if (!runs.constants.data()->apply) return;
+  for (int map = 0; map < 2; ++map) {
+    for (int i = static_cast<int>(threadIdx.x); i < DynamicMap::kSteps; i += kThreads) {
+      steps[map][i] = kMaps[map].steps.data()[i];
+      if (i < 256) numbers[map][i] = kMaps[map].numbers.data()[i];
+    }
+  }
+  __syncthreads();
+  const cuda::MapTables tables[2] = {{numbers[0], steps[0], kMaps[0].negative},
+                                     {numbers[1], steps[1], kMaps[1].negative}};
+  Work work(arrays, runs, tables, groups_aligned);
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int64_t blocks = (arrays.count + kScaleBlock - 1) / kScaleBlock;
+  for (int64_t block = Thread() / kWarp; block < blocks; block += Threads() / kWarp) {
+    Extremes extremes[kStatesMax];
+    work.Update(block, lane, extremes);
+    for (int s = 0; s < Work::kStates; ++s) {
+      if (!IsDynamic(arrays.states[s].encoding)) continue;
+#pragma unroll
+      for (int distance = kWarp / 2; distance > 0; distance /= 2) {
+        const uint32_t positive = __shfl_xor_sync(kAllLanes, extremes[s].positive, distance);
+        const uint32_t negative = __shfl_xor_sync(kAllLanes, extremes[s].negative, distance);
+        extremes[s].positive = max(extremes[s].positive, positive);
+        extremes[s].negative = max(extremes[s].negative, negative);
+      }
+    }
+    work.Encode(block, lane, extremes);
+  }
 }
 
 __device__ uint64_t& LimbOf(NormSums& sums, int limb) {
@@ -191,10 +233,29 @@ cudaError_t LaunchEach(cudaStream_t stream, int blocks_max, const Arrays& arrays
   return Launch(stream, ThreadsFor(cut), blocks_max, &EachElementKernel<Work, Arrays>, arrays, cut);
 }
 
+// The rules that take states of other encodings.
+template <UpdateRule kRule>
+constexpr bool kHasEncodedStates = StatesOf(kRule) > 0 && !TakesNorms(kRule);
+
+template <UpdateRule kRule, MasterForm kForm>
+cudaError_t LaunchEncodedUpdateOf(const Grids& grids, cudaStream_t stream,
+                                  const UpdateArrays& arrays, const UpdateRuns& runs) {
+  const int64_t blocks = (arrays.count + kScaleBlock - 1) / kScaleBlock;
+  const int blocks_max = grids.encoded_update[static_cast<int>(kRule)][static_cast<int>(kForm)];
+  const bool aligned = cuda::EncodedUpdateWork<kRule, kForm>::Aligned(arrays, runs);
+  return Launch(stream, blocks * kWarp, blocks_max, &EncodedUpdateKernel<kRule, kForm>, arrays,
+                aligned, runs);
+}
+
 template <UpdateRule kRule, MasterForm kForm>
 cudaError_t LaunchUpdateOf(const Grids& grids, cudaStream_t stream, const UpdateArrays& arrays,
                            const UpdateRuns& runs) {
   if (arrays.count == 0) return cudaSuccess;
+  if (!HasFp32States(kRule, arrays)) {
+    if constexpr (kHasEncodedStates<kRule>)
+      return LaunchEncodedUpdateOf<kRule, kForm>(grids, stream, arrays, runs);
+    return cudaErrorInvalidValue;
+  }
   const Cut cut = cuda::UpdateWork<kRule, kForm>::CutOf(arrays, runs);
   const int blocks_max = grids.update[static_cast<int>(kRule)][static_cast<int>(kForm)];
   return Launch(stream, ThreadsFor(cut), blocks_max, &UpdateKernel<kRule, kForm>, arrays, cut,
@@ -256,6 +317,18 @@ class Loader {
          &blocks[static_cast<int>(MasterForm::kParameter)]);
   }
   template <UpdateRule kRule>
+  void LoadEncodedUpdates(Grids* grids) {
+    if constexpr (kHasEncodedStates<kRule>) {
+      auto& blocks = grids->encoded_update[static_cast<int>(kRule)];
+      Load(&EncodedUpdateKernel<kRule, MasterForm::kWhole>,
+           &blocks[static_cast<int>(MasterForm::kWhole)]);
+      Load(&EncodedUpdateKernel<kRule, MasterForm::kSplit>,
+           &blocks[static_cast<int>(MasterForm::kSplit)]);
+      Load(&EncodedUpdateKernel<kRule, MasterForm::kParameter>,
+           &blocks[static_cast<int>(MasterForm::kParameter)]);
+    }
+  }
+  template <UpdateRule kRule>
   void LoadNorms(int (&blocks)[3]) {
     Load(&SumNormsKernel<kRule, MasterForm::kWhole>, &blocks[static_cast<int>(MasterForm::kWhole)]);
     Load(&SumNormsKernel<kRule, MasterForm::kSplit>, &blocks[static_cast<int>(MasterForm::kSplit)]);
@@ -286,8 +359,10 @@ cudaError_t LoadKernels(Grids* grids) {
   loader.Load(&SumBlocksKernel<1>, &grids->squares[2]);
   loader.Load(&AddLevelKernel, &grids->level);
   for (int rule = 0; rule < kUpdateRules; ++rule) {
-    WithRule(static_cast<UpdateRule>(rule),
-             [&]<UpdateRule kRule>() { loader.LoadUpdates<kRule>(grids); });
+    WithRule(static_cast<UpdateRule>(rule), [&]<UpdateRule kRule>() {
+      loader.LoadUpdates<kRule>(grids);
+      loader.LoadEncodedUpdates<kRule>(grids);
+    });
   }
   loader.LoadNorms<UpdateRule::kLamb>(grids->norms[0]);
   loader.LoadNorms<UpdateRule::kLars>(grids->norms[1]);

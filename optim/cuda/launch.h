@@ -20,7 +20,8 @@ struct Grids {
   int squares[3] = {1, 1, 1};  // with 4, 8 and 16 threads for each block of a norm
   int load_master[2] = {1, 1}, store_master[2] = {1, 1};  // for a split master, for a parameter
   int update[kUpdateRules][3] = {};                       // for each UpdateRule and MasterForm
-  int norms[2][3] = {};                                   // for LAMB and for LARS, likewise
+  int encoded_update[kUpdateRules][3] = {};  // likewise, for states of other encodings than fp32
+  int norms[2][3] = {};                      // for LAMB and for LARS, likewise
 };
 
 // Loads all kernels onto the current device. An error if the device is older than this build's

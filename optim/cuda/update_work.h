@@ -2,8 +2,10 @@
 // several runs. Each thread reads the constants of its runs.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 
+#include "ebb/optim/block_codes.h"
 #include "ebb/optim/cuda/thread_work.h"
 #include "ebb/optim/parameter_norms.h"
 #include "ebb/optim/update_runs.h"
@@ -58,9 +60,9 @@ struct UpdateWork {
                                           {kSplit ? arrays.master_low : nullptr, 2},
                                           {kWhole ? nullptr : arrays.parameter_in, parameter},
                                           {arrays.gradient, SizeOf(arrays.gradient_dtype)},
-                                          {kStates > 0 ? arrays.states[0].codes : nullptr, 4},
-                                          {kStates > 1 ? arrays.states[1].codes : nullptr, 4},
-                                          {kStates > 2 ? arrays.states[2].codes : nullptr, 4},
+                                          StateOf(arrays, 0),
+                                          StateOf(arrays, 1),
+                                          StateOf(arrays, 2),
                                           {arrays.parameter, parameter}});
     // With a head, a group could have elements of two runs.
     return runs.runs.empty() || cut.head == 0 ? cut : Cut{.count = arrays.count};
@@ -68,10 +70,19 @@ struct UpdateWork {
 
   template <int kWidth, int>
   EBB_HOST_DEVICE void At(int64_t at, int64_t) {
-    if (at < begin || at >= end) Enter(at);
-    Packed<kWidth> packed_states[kStatesMax] = {};
+    float states[kStatesMax][kWidth] = {};
     for (int s = 0; s < kStates; ++s)
-      packed_states[s] = Load<kWidth>(arrays.states[s].codes, 4, at);
+      Unpack(Load<kWidth>(arrays.states[s].codes, 4, at), DType::kFloat32, states[s]);
+    Update(at, states);
+    for (int s = 0; s < kStates; ++s) {
+      Store(Pack(states[s], DType::kFloat32, Rounding::kNearest), arrays.states[s].codes, 4, at);
+    }
+  }
+
+  // Elements [at, at + kWidth), which are in one run, but for the memory of their states.
+  template <int kWidth>
+  EBB_HOST_DEVICE void Update(int64_t at, float (&states)[kStatesMax][kWidth]) {
+    if (at < begin || at >= end) Enter(at);
     Packed<kWidth> whole = {}, low = {};
     if constexpr (kWhole) {
       whole = Load<kWidth>(arrays.master, 4, at);
@@ -84,9 +95,8 @@ struct UpdateWork {
     const Packed<kWidth> packed_gradient =
         Load<kWidth>(arrays.gradient, SizeOf(arrays.gradient_dtype), at);
 
-    float gradient[kWidth], master[kWidth], states[kStatesMax][kWidth];
+    float gradient[kWidth], master[kWidth];
     Unpack(packed_gradient, arrays.gradient_dtype, gradient);
-    for (int s = 0; s < kStatesMax; ++s) Unpack(packed_states[s], DType::kFloat32, states[s]);
     if constexpr (kSplit) {
       JoinMasters(whole, low, master);
     } else {
@@ -104,8 +114,6 @@ struct UpdateWork {
       }
     }
 
-    for (int s = 0; s < kStates; ++s)
-      Store(Pack(states[s], DType::kFloat32, Rounding::kNearest), arrays.states[s].codes, 4, at);
     if constexpr (kSplit) {
       for (int i = 0; i < kWidth; ++i) low.SetHalf(i, LowHalf(master[i]));
       Store(low, arrays.master_low, 2, at);
@@ -122,6 +130,10 @@ struct UpdateWork {
   }
 
  private:
+  static Array StateOf(const UpdateArrays& arrays, int s) {
+    if (s >= kStates) return {};
+    return {arrays.states[s].codes, arrays.states[s].encoding.code_bytes()};
+  }
   EBB_HOST_DEVICE void Take(const UpdateConstants& set) { constants = ConstantsIn<kRule>(set); }
 
   EBB_HOST_DEVICE void Enter(int64_t at) {
@@ -130,6 +142,162 @@ struct UpdateWork {
     begin = run == 0 ? 0 : table[run - 1].end - runs.begin;
     end = table[run].end - runs.begin;
     Take(runs.constants.data()[table[run].set]);
+  }
+};
+
+// A dynamic map (block_codes.h), wherever its tables are.
+struct MapTables {
+  const float* numbers;
+  const uint32_t* steps;
+  int32_t negative;
+};
+
+// A warp updates a block of kScaleBlock elements with states of any encoding. Lane `lane` has two
+// groups of four, so that neighbouring lanes take neighbouring groups. Between Update and Encode the
+// lanes find the extremes of the whole block.
+template <UpdateRule kRule, MasterForm kForm>
+struct EncodedUpdateWork {
+  static constexpr int kLanes = 32, kGroups = kScaleBlock / (kLanes * kGroup);
+  static_assert(kScaleBlock == kLanes * kGroups * kGroup);
+  static constexpr int kStates = StatesOf(kRule);
+
+  UpdateWork<kRule, kForm> work;
+  const MapTables* maps;  // the signed one and the unsigned one
+  bool groups_aligned;
+  RoundingKey keys[kStatesMax] = {};
+  float states[kGroups][kStatesMax][kGroup] = {};  // after the update
+
+  EBB_HOST_DEVICE EncodedUpdateWork(const UpdateArrays& arrays, const UpdateRuns& runs,
+                                    const MapTables* tables, bool aligned)
+      : work(arrays, runs), maps(tables), groups_aligned(aligned) {
+    EBB_UNROLL
+    for (int s = 0; s < kStates; ++s)
+      keys[s] = RoundingKeyOf(arrays.rounding, runs.constants.data()->step, s);
+  }
+
+  // Blocks begin at multiples of 256 elements, so all groups are aligned if the first is.
+  static bool Aligned(const UpdateArrays& arrays, const UpdateRuns& runs) {
+    const Cut cut = UpdateWork<kRule, kForm>::CutOf(arrays, runs);
+    return cut.head == 0 && (cut.groups > 0 || arrays.count < kGroup);
+  }
+
+  EBB_HOST_DEVICE void Update(int64_t block, int lane, Extremes (&extremes)[kStatesMax]) {
+    EBB_UNROLL
+    for (int g = 0; g < kGroups; ++g) {
+      const int64_t at = First(block, g, lane);
+      if (groups_aligned && at + kGroup <= work.arrays.count) {
+        UpdateGroup<kGroup>(at, g, 0, extremes);
+      } else {
+        EBB_UNROLL
+        for (int i = 0; i < kGroup; ++i) {
+          if (at + i < work.arrays.count) UpdateGroup<1>(at + i, g, i, extremes);
+        }
+      }
+    }
+  }
+
+  // `extremes`: of the block.
+  EBB_HOST_DEVICE void Encode(int64_t block, int lane, const Extremes (&extremes)[kStatesMax]) {
+    EBB_UNROLL
+    for (int s = 0; s < kStates; ++s) {
+      const StateArray& state = work.arrays.states[s];
+      const bool has_signs = state.encoding.map == Encoding::Map::kDynamic8;
+      const float scale = ScaleOf(extremes[s], has_signs);
+      if (IsDynamic(state.encoding) && lane == 0) state.scales[block] = scale;
+      EBB_UNROLL
+      for (int g = 0; g < kGroups; ++g) {
+        const int64_t at = First(block, g, lane);
+        if (groups_aligned && at + kGroup <= work.arrays.count) {
+          EncodeGroup<kGroup>(at, g, 0, s, scale);
+        } else {
+          EBB_UNROLL
+          for (int i = 0; i < kGroup; ++i) {
+            if (at + i < work.arrays.count) EncodeGroup<1>(at + i, g, i, s, scale);
+          }
+        }
+      }
+    }
+  }
+
+ private:
+  static EBB_HOST_DEVICE int64_t First(int64_t block, int group, int lane) {
+    return block * kScaleBlock + (group * kLanes + lane) * kGroup;
+  }
+  EBB_HOST_DEVICE const MapTables& MapOf(const StateArray& state) const {
+    return maps[state.encoding.map == Encoding::Map::kDynamic8 ? 0 : 1];
+  }
+
+  template <int kWidth>
+  EBB_HOST_DEVICE void DecodeGroup(const StateArray& state, int64_t at,
+                                   float (&numbers)[kWidth]) const {
+    if (!IsDynamic(state.encoding)) {
+      const DType dtype = state.encoding.dtype;
+      return Unpack(Load<kWidth>(state.codes, SizeOf(dtype), at), dtype, numbers);
+    }
+    const auto* const codes = static_cast<const uint8_t*>(state.codes) + at;
+    const float scale = state.scales[at / kScaleBlock];
+    const MapTables& map = MapOf(state);
+    uint32_t word = 0;
+    if constexpr (kWidth == kGroup) {
+      kernel::Read<kGroup>(codes, &word);
+    } else {
+      word = *codes;
+    }
+    EBB_UNROLL
+    for (int i = 0; i < kWidth; ++i)
+      numbers[i] = Ops::Mul(map.numbers[(word >> (8 * i)) & 0xff], scale);
+  }
+
+  // Elements [at, at + kWidth), which are those from `i` on of the lane's group.
+  template <int kWidth>
+  EBB_HOST_DEVICE void UpdateGroup(int64_t at, int group, int i, Extremes (&extremes)[kStatesMax]) {
+    float numbers[kStatesMax][kWidth] = {};
+    EBB_UNROLL
+    for (int s = 0; s < kStates; ++s) DecodeGroup(work.arrays.states[s], at, numbers[s]);
+    work.Update(at, numbers);
+    EBB_UNROLL
+    for (int s = 0; s < kStates; ++s) {
+      EBB_UNROLL
+      for (int k = 0; k < kWidth; ++k) {
+        states[group][s][i + k] = numbers[s][k];
+        extremes[s].Add(std::bit_cast<uint32_t>(numbers[s][k]));
+      }
+    }
+  }
+
+  template <int kWidth>
+  EBB_HOST_DEVICE void EncodeGroup(int64_t at, int group, int i, int s, float scale) const {
+    const StateArray& state = work.arrays.states[s];
+    float numbers[kWidth];
+    EBB_UNROLL
+    for (int k = 0; k < kWidth; ++k) numbers[k] = states[group][s][i + k];
+    if (!IsDynamic(state.encoding)) {
+      const DType dtype = state.encoding.dtype;
+      if (dtype == DType::kBFloat16 && work.arrays.round_states_stochastically) {
+        EBB_UNROLL
+        for (int k = 0; k < kWidth; ++k) {
+          const auto index = static_cast<uint32_t>(work.arrays.rounding.index + at + k);
+          numbers[k] = RoundStochastically(numbers[k], RandomBits(keys[s], index));
+        }
+      }
+      return Store(Pack(numbers, dtype, Rounding::kNearest), state.codes, SizeOf(dtype), at);
+    }
+    const MapTables& map = MapOf(state);
+    const float inverse = HasCodes(scale) ? Ops::Div(1, scale) : 0;
+    uint32_t word = 0;
+    EBB_UNROLL
+    for (int k = 0; k < kWidth; ++k) {
+      const uint8_t code = HasCodes(scale)
+                               ? CodeOf(map.steps, map.negative, Ops::Mul(numbers[k], inverse))
+                               : uint8_t{0};
+      word |= uint32_t{code} << (8 * k);
+    }
+    auto* const codes = static_cast<uint8_t*>(state.codes) + at;
+    if constexpr (kWidth == kGroup) {
+      kernel::Write<kGroup>(&word, codes);
+    } else {
+      *codes = static_cast<uint8_t>(word);
+    }
   }
 };
 

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <tuple>
 #include <type_traits>
 #include <vector>
 
@@ -15,6 +16,7 @@
 #include "ebb/runtime/device/thread_team.h"
 #include "numbers.h"
 #include "rules.h"
+#include "state_encodings.h"
 #include "update_memory.h"
 
 namespace ebb::optim::cuda_thread_work_test {
@@ -358,6 +360,109 @@ TEST_P(CudaUpdate, SeveralRunsHaveTheBitsOfTheCpu) {
     }
   }
 }
+
+// All warps of the kernel, one after the other: lanes, then the shuffles.
+template <UpdateRule kRule, MasterForm kForm>
+void UpdateByWarps(const UpdateArrays& arrays, const UpdateRuns& runs, int64_t warps) {
+  if constexpr (StatesOf(kRule) > 0) {
+    using Work = cuda::EncodedUpdateWork<kRule, kForm>;
+    const auto tables_of = [](const DynamicMap& map) {
+      return cuda::MapTables{map.numbers.data(), map.steps.data(), map.negative};
+    };
+    const cuda::MapTables tables[] = {tables_of(kSignedMap), tables_of(kUnsignedMap)};
+    const int64_t blocks = (arrays.count + kScaleBlock - 1) / kScaleBlock;
+    for (int64_t warp = 0; warp < warps; ++warp) {
+      std::vector<Work> lanes(Work::kLanes,
+                              Work(arrays, runs, tables, Work::Aligned(arrays, runs)));
+      for (int64_t block = warp; block < blocks; block += warps) {
+        Extremes of_block[kStatesMax];
+        for (int lane = 0; lane < Work::kLanes; ++lane) {
+          Extremes extremes[kStatesMax];
+          lanes[static_cast<size_t>(lane)].Update(block, lane, extremes);
+          for (int s = 0; s < kStatesMax; ++s) {
+            of_block[s].positive = std::max(of_block[s].positive, extremes[s].positive);
+            of_block[s].negative = std::max(of_block[s].negative, extremes[s].negative);
+          }
+        }
+        for (int lane = 0; lane < Work::kLanes; ++lane)
+          lanes[static_cast<size_t>(lane)].Encode(block, lane, of_block);
+      }
+    }
+  }
+}
+
+class CudaEncodedUpdate : public testing::TestWithParam<std::tuple<Rule, StateKind>> {
+ protected:
+  template <class Gradient, class Parameter, MasterForm kForm = MasterForm::kWhole>
+  void ExpectUpdates(int64_t count, const Runs& runs = {}, int64_t offset = 0) const {
+    const auto& [rule, kind] = GetParam();
+    SCOPED_TRACE(testing::Message() << count << " elements, offset " << offset);
+    const auto before =
+        EncodedMemoryBeforeUpdate<Gradient, Parameter>(count + offset, rule, kind, kForm);
+    OptimizerConfig without_decay = rule.optimizer;
+    without_decay.weight_decay = 0;
+    const UpdateConstants constants[] = {UpdateConstantsOf(rule.optimizer, rule.scalars),
+                                         UpdateConstantsOf(without_decay, rule.scalars)};
+    std::vector<UpdateRun> table;
+    for (const int64_t end : runs.ends)
+      table.push_back({.end = end, .set = static_cast<int64_t>(table.size() % 2)});
+    const UpdateRuns update_runs{.constants = constants, .runs = table, .begin = runs.begin};
+    const UpdateRule update_rule = UpdateRuleOf(rule.optimizer);
+    const auto arrays_of = [&](auto& memory) {
+      return PartOf(memory.Arrays(kForm), offset, count);
+    };
+    auto expected = before;
+    ThreadTeam team(1);
+    ForEachRun(arrays_of(expected), update_runs,
+               [&](const UpdateArrays& part, const UpdateConstants& set) {
+                 Update(team, update_rule, part, set);
+               });
+    for (const int64_t warps : {1, 3}) {
+      auto memory = before;
+      WithRule(update_rule, [&]<UpdateRule kRule>() {
+        UpdateByWarps<kRule, kForm>(arrays_of(memory), update_runs, warps);
+      });
+      ExpectBits(memory, expected);
+    }
+  }
+};
+
+TEST_P(CudaEncodedUpdate, HasTheBitsOfTheCpu) {
+  for (const int64_t count : {1, 3, 129, 256, 300, 1024, 1500}) {
+    ExpectUpdates<float, float>(count);
+    ExpectUpdates<BFloat16, BFloat16>(count);
+    ExpectUpdates<Float16, Float16>(count);
+    ExpectUpdates<float, BFloat16, MasterForm::kSplit>(count);
+    ExpectUpdates<BFloat16, BFloat16, MasterForm::kParameter>(count);
+  }
+}
+
+TEST_P(CudaEncodedUpdate, SeveralRunsHaveTheBitsOfTheCpu) {
+  for (const Runs& runs : {Runs{{256, 512, 1024, 4096}}, Runs{{1024, 1536, 4096}, 768}}) {
+    ExpectUpdates<BFloat16, BFloat16>(1300, runs);
+    ExpectUpdates<float, BFloat16, MasterForm::kSplit>(1300, runs);
+    ExpectUpdates<BFloat16, BFloat16, MasterForm::kParameter>(1300, runs);
+  }
+}
+
+// States without blocks begin anywhere, and their runs end at multiples of 8.
+TEST_P(CudaEncodedUpdate, StatesWithoutBlocksNeedNoAlignment) {
+  for (const Encoding& encoding : std::get<1>(GetParam()).encodings) {
+    if (encoding.block != 0) return;
+  }
+  for (const int64_t offset : {1, 4}) {
+    ExpectUpdates<BFloat16, BFloat16>(700, {}, offset);
+    ExpectUpdates<float, BFloat16, MasterForm::kParameter>(700, {}, offset);
+    ExpectUpdates<BFloat16, BFloat16>(700, {{8, 16, 264, 1024}}, offset);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Rules, CudaEncodedUpdate,
+                         testing::Combine(testing::ValuesIn(RulesWithEncodedStates()),
+                                          testing::ValuesIn(kStateKinds)),
+                         [](const auto& test) {
+                           return std::get<0>(test.param).name + std::get<1>(test.param).name;
+                         });
 
 // All warps of the kernel, one after the other: lanes, then the tree of the shuffles.
 template <UpdateRule kRule, MasterForm kForm>

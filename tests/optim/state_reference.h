@@ -157,7 +157,7 @@ struct HostState {
     const std::vector<float>& map = NumbersOfMap(has_signs());
     for (size_t i = 0; i < values.size(); ++i) {
       const bool has_code = finite && scale != 0;
-      const float number = has_code ? values[i] / scale : 0;
+      const float number = has_code ? values[i] * (1 / scale) : 0;
       codes[begin + i] = static_cast<std::byte>(NearestCode(map, number));
     }
   }

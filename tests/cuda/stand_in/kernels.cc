@@ -76,6 +76,7 @@ cudaError_t LoadKernels(Grids* grids) {
   std::fill_n(grids->load_master, 2, blocks);
   std::fill_n(grids->store_master, 2, blocks);
   for (auto& of_rule : grids->update) std::fill_n(of_rule, 3, blocks);
+  for (auto& of_rule : grids->encoded_update) std::fill_n(of_rule, 3, blocks);
   for (auto& of_rule : grids->norms) std::fill_n(of_rule, 3, blocks);
   return static_cast<cudaError_t>(stand_in::Injected("LoadKernels"));
 }
@@ -219,8 +220,8 @@ cudaError_t LaunchSumNorms(const Grids& grids, cudaStream_t stream, UpdateRule r
 
 cudaError_t LaunchUpdate(const Grids& grids, cudaStream_t stream, UpdateRule rule,
                          const UpdateArrays& arrays, const UpdateRuns& runs) {
-  if (grids.update[static_cast<int>(rule)][static_cast<int>(arrays.form())] !=
-      stand_in::ResidentBlocks())
+  const auto& blocks = HasFp32States(rule, arrays) ? grids.update : grids.encoded_update;
+  if (blocks[static_cast<int>(rule)][static_cast<int>(arrays.form())] != stand_in::ResidentBlocks())
     return cudaErrorInvalidConfiguration;
   const int64_t count = arrays.count, fp32 = count * int64_t{sizeof(float)};
   const auto codes = [&](int s) {
