@@ -35,7 +35,7 @@ class Fetcher {
 
 // Elements of one block.
 void DecodeBlock(const DynamicMap& map, const uint8_t* codes, float scale, float* values,
-                 int64_t count, Fetcher& fetcher) {
+                 int64_t count, [[maybe_unused]] Fetcher& fetcher) {
   const float* const numbers = map.numbers.data();
   int64_t i = 0;
 #if EBB_VECTOR_OPS
@@ -79,7 +79,7 @@ Extremes ExtremesOf(const float* values, int64_t count) {
 
 template <bool kHasSigns>
 void EncodeBlock(const DynamicMap& map, const float* values, float inverse, uint8_t* codes,
-                 int64_t count, Fetcher& fetcher) {
+                 int64_t count, [[maybe_unused]] Fetcher& fetcher) {
   const uint32_t* const steps = map.steps.data();
   int64_t i = 0;
 #if EBB_VECTOR_OPS
