@@ -72,6 +72,7 @@ absl::Status FinishFalcon(const Json& root, ModelShape& shape) {
   return absl::OkStatus();
 }
 absl::Status FinishGptNeox(const Json& root, ModelShape& shape) {
+  shape.key_value_heads = shape.heads;  // it reads no other key
   shape.query_biases = shape.projection_bias = Flag(root, "attention_bias", true);
   return absl::OkStatus();
 }
@@ -182,7 +183,6 @@ void AddWithLayerNorm(std::vector<Family>& families) {
                       .finish = FinishStableLm});
 }
 
-// Experts.
 void AddExperts(std::vector<Family>& families) {
   constexpr std::string_view biases = "attention_bias";
   families.push_back(
