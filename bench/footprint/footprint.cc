@@ -25,6 +25,7 @@
 #include "absl/strings/str_format.h"
 #include "ebb/runtime/planner/answer_json.h"
 #include "ebb/runtime/planner/answer_table.h"
+#include "ebb/runtime/planner/named_machines.h"
 #include "ebb/runtime/planner/program/model_arguments.h"
 #include "ebb/runtime/planner/search.h"
 #include "measured_run.h"

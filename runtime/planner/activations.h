@@ -20,6 +20,19 @@
 //
 // The head computes its logits in chunks that fit in that scratch. A trainer with whole logits
 // (Pass::whole_logits) holds fp32 logits, and gradients of the compute dtype, beside the scratch.
+//
+// Pass::torch: a model of transformers under eager torch, with scaled_dot_product_attention. Its
+// boundaries are not the engine's. Bytes of a token in 16 bits, with h heads, as
+// ebb.count_activations counts them:
+//
+//                  kept by a block                                  gradients in its backward
+//   GPT-2          20w + 10f + 4h                                    4f + 2w
+//   GPT-NeoX       16w + 4f + 4h                                     4f + 2w
+//   Llama          16w + 4q + 4k + 8f + 4h                           6f + 8w
+//   Qwen 3         also 6q + 6k for the norms of heads; Gemma: also 4w
+//
+// The loss takes 12 bytes for each word of the vocabulary, and the last norm 8w. The peak is where the
+// loss or a block's backward begins.
 #pragma once
 
 #include <cstdint>

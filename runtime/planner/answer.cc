@@ -104,7 +104,9 @@ absl::StatusOr<PlannedStep> StepOf(const Question& question, const Resolved& res
   const Machine& machine = question.machine;
   const std::vector<sharding::KernelWork> work =
       WorkOf(VisitsOf(question.model, resolved.spec), resolved.pass,
-             machine.flops_of_rank(question.ranks), machine.launch_us * 1e-6);
+             {.flops = machine.flops_of_rank(question.ranks),
+              .bytes = machine.gpu_memory_gb_s * 1e9,
+              .launch = machine.launch_us * 1e-6});
   EBB_ASSIGN_OR_RETURN(
       const sharding::MachineCosts costs,
       sharding::MachineCosts::Make(step.plan, machine.ForSimulation(question.ranks), work,
@@ -234,6 +236,28 @@ Config Question::With(const Choice& choice) const {
   return changed;
 }
 
+int64_t Question::sequences_of_rank() const {
+  return std::max<int64_t>(1, (sequences + ranks / 2) / ranks);
+}
+
+int Question::hosts() const {
+  const int here = machine.ranks_per_host(ranks);
+  return (ranks + here - 1) / here;
+}
+
+std::string WordsOfBatch(const Config& config) {
+  const int64_t count = std::max<int64_t>(1, config.gradient_accumulation_steps),
+                sequences = std::max<int64_t>(1, config.micro_batch_size),
+                of_round = config.ebb.micro_batches_per_round;
+  std::string text = absl::StrCat(count, count == 1 ? " micro-batch of " : " micro-batches of ",
+                                  sequences, sequences == 1 ? " sequence" : " sequences");
+  if (count > 1 && of_round != 1)
+    absl::StrAppend(&text, ", ",
+                    of_round == 0 || of_round == count ? "all" : absl::StrCat(of_round),
+                    " in a round");
+  return text;
+}
+
 bool Answer::fits() const {
   if (!refused.ok()) return false;
   for (size_t tier = 0; tier < held.size(); ++tier) {
@@ -297,6 +321,13 @@ double DiskBytesWrittenADay(const Answer& answer, const Machine& machine, int ra
   if (!answer.time || answer.time->simulated.seconds_per_step <= 0) return 0;
   return answer.time->moved[Resource::kDiskWrite] * machine.ranks_per_host(ranks) * kDay /
          answer.time->simulated.seconds_per_step;
+}
+
+double DaysOfDisks(const Answer& answer, const Machine& machine, int ranks) {
+  const double of_day = DiskBytesWrittenADay(answer, machine, ranks);
+  return of_day > 0
+             ? machine.disk_tbw * machine.rank_share(ranks) * machine.ranks_per_host(ranks) / of_day
+             : 0;
 }
 
 absl::Status WriteTrace(const Question& question, const Answer& answer, const std::string& path) {

@@ -38,9 +38,18 @@ struct Question {
   int ranks = 1;
   Config config;  // a choice replaces some of its settings
   Pass pass;      // its batch is the config's
+  // Sequences of a step of all ranks, which the search cuts into micro-batches and rounds (of
+  // micro-batches of `micro_batch`, if that is not 0); 0: the config's.
+  int64_t sequences = 0, micro_batch = 0;
+  double tokens = 0;         // of the whole training; 0: not known
+  double price_an_hour = 0;  // of a host, in any currency; 0: not known
 
   // The config with the choice. If something is on NVMe, it also has folders.
   Config With(const Choice& choice) const;
+
+  int64_t sequences_of_rank() const;  // the nearest whole number; `sequences` is not 0
+  int hosts() const;
+  double hours_of(double tokens_per_second) const { return tokens / tokens_per_second / 3600; }
 };
 
 inline constexpr char kNvmeFolder[] = "/local_nvme";  // if the question names no folder
@@ -89,6 +98,12 @@ struct Remedy {
   std::optional<Answer> answer = {};
 };
 Remedy RemedyFor(const Question& question, const Answer& lacking, Depth depth);
+
+// "3 micro-batches of 4 sequences, all in a round".
+std::string WordsOfBatch(const Config& config);
+
+// Days until the disks of a host have had all writes that they allow. 0: not known, or none.
+double DaysOfDisks(const Answer& answer, const Machine& machine, int ranks);
 
 // Bytes that a day of steps writes to a host's disks.
 double DiskBytesWrittenADay(const Answer& answer, const Machine& machine, int ranks);

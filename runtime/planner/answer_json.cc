@@ -59,7 +59,13 @@ Json JsonOf(const Question& question, const Answer& answer) {
     json["refused"] = std::string(answer.refused.message());
     return json;
   }
+  json["micro_batch_size"] = answer.config.micro_batch_size;
+  json["micro_batches"] = answer.config.gradient_accumulation_steps;
+  json["micro_batches_per_round"] = answer.config.ebb.micro_batches_per_round;
   json["bytes"] = TiersOf(answer.held);
+  TierBytes of_host = answer.held;
+  for (int64_t& bytes : of_host) bytes *= question.machine.ranks_per_host(question.ranks);
+  json["bytes_of_host"] = TiersOf(of_host);
   json["room"] = TiersOf(answer.room);
   if (!question.machine.is_cpu) json["locked_bytes"] = answer.locked_bytes();
   for (const MemoryRow& row : answer.memory)
@@ -83,7 +89,26 @@ Json JsonOf(const Question& question, const Answer& answer) {
     json["moved_bytes"][Text(Name(link))] = time.moved[link];
   json["disk_bytes_written_a_day_of_host"] =
       DiskBytesWrittenADay(answer, question.machine, question.ranks);
+  if (const double days = DaysOfDisks(answer, question.machine, question.ranks); days > 0)
+    json["days_of_disks"] = days;
+  if (question.tokens > 0) {
+    const double hours = question.hours_of(time.tokens_per_second);
+    json["hours"] = hours;
+    if (question.price_an_hour > 0)
+      json["price"] = hours * question.price_an_hour * question.hosts();
+  }
   return json;
+}
+
+Json JsonOf(const std::optional<LargerBatch>& larger) {
+  if (!larger) return nullptr;
+  const Config& config = larger->answer.config;
+  return {{"tokens", larger->tokens},
+          {"tokens_per_second", larger->answer.time->tokens_per_second},
+          {"micro_batch_size", config.micro_batch_size},
+          {"micro_batches", config.gradient_accumulation_steps},
+          {"micro_batches_per_round", config.ebb.micro_batches_per_round},
+          {"recompute", larger->answer.choice.recompute}};
 }
 
 Json JsonOf(const std::optional<Change>& change) {
@@ -118,6 +143,7 @@ std::string AnswersAsJson(const Question& question, std::span<const Answer> answ
   Json json = {{"model",
                 {{"name", question.model.name},
                  {"parameters", question.model.parameters()},
+                 {"trained_parameters", question.model.trained_parameters()},
                  {"units", question.model.units.size()},
                  {"operations_are_estimated", question.model.context == 0}}},
                {"machine", Json::parse(ToJson(question.machine))},
@@ -126,22 +152,35 @@ std::string AnswersAsJson(const Question& question, std::span<const Answer> answ
                {"context", question.pass.context},
                {"micro_batch_size", question.config.micro_batch_size},
                {"micro_batches", question.config.gradient_accumulation_steps}};
+  if (!question.model.trains.empty()) json["model"]["trains"] = question.model.trains;
   if (!question.model.stored_bytes.empty())
     json["model"]["stored_bytes"] = question.model.stored_bytes;
   json["machine"]["name"] = question.machine.name;
   if (advised.largest) {
     json["largest"] = {{"quantity", FactsOf(*advised.largest).word}, {"most", advised.most}};
+    for (const auto& [tier, most] : advised.most_of_states)
+      json["largest"]["with_states"][Text(Name(tier))] = most;
   }
+  if (question.sequences > 0)
+    json["step_tokens"] = question.sequences_of_rank() * question.ranks * question.pass.context;
+  if (question.tokens > 0) json["tokens"] = question.tokens;
+  json["activations_of"] = question.pass.torch                  ? "torch"
+                           : question.pass.own_activations >= 0 ? "given"
+                                                                : "gpt";
+  json["hosts"] = question.hosts();
+  if (const std::string other = OtherParallelism(question); !other.empty())
+    json["other_parallelism"] = other;
   json["answers"] = Json::array();
   for (const Answer& answer : answers) json["answers"].push_back(JsonOf(question, answer));
   json["chosen"] = nullptr;
   if (advised.chosen != nullptr) {
     json["chosen"] = JsonOf(question, *advised.chosen);
-    if (advised.chosen->refused.ok() && !question.machine.is_cpu)
+    if (advised.chosen->refused.ok() && !question.machine.is_cpu && question.model.trains_whole())
       json["chosen"]["peers"] = JsonOf(PeerEstimates(question, advised.chosen->choice));
     json["config"] = Json::parse(advised.chosen->config.ToJson());
   }
   json["best_change"] = JsonOf(advised.change);
+  json["larger_batch"] = JsonOf(advised.larger_batch);
   json["remedy"] = advised.remedy.empty() ? Json() : Json(advised.remedy);
   json["best_purchase"] = JsonOf(advised.purchase);
   return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
@@ -149,6 +188,7 @@ std::string AnswersAsJson(const Question& question, std::span<const Answer> answ
 
 std::string OffersAsJson(const Question& question, std::span<const Offer> offers) {
   Json json = {{"model", question.model.name}, {"offers", Json::array()}};
+  if (question.sequences > 0) json["step_tokens"] = question.sequences * question.pass.context;
   const Offer* const cheapest = Cheapest(offers);
   for (const Offer& offer : offers) {
     Json& each = json["offers"].emplace_back();
@@ -157,9 +197,11 @@ std::string OffersAsJson(const Question& question, std::span<const Offer> offers
     each["answer"] = JsonOf(question, *offer.answer);
     each["config"] = Json::parse(offer.answer->config.ToJson());
     each["is_cheapest"] = &offer == cheapest;
+    if (question.tokens > 0) each["hours"] = offer.hours_of(question.tokens);
     if (offer.price_an_hour <= 0) continue;
     each["price_an_hour"] = offer.price_an_hour * offer.hosts;
     each["price_of_1e9_tokens"] = offer.price_of(1e9);
+    if (question.tokens > 0) each["price"] = offer.price_of(question.tokens);
   }
   return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }

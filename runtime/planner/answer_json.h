@@ -4,10 +4,11 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "ebb/runtime/planner/answer.h"
-#include "ebb/runtime/planner/search.h"
+#include "ebb/runtime/planner/offers.h"
 
 namespace ebb::planner {
 
@@ -17,6 +18,9 @@ struct Advised {
   std::string remedy = {};               // if `chosen` does not fit: the keys to change
   std::optional<Quantity> largest = {};  // the question has the largest that fits
   int64_t most = 0;                      // Largest::most
+  std::optional<LargerBatch> larger_batch = {};
+  // The largest with states in each place, by the tier's name.
+  std::vector<std::pair<Tier, int64_t>> most_of_states = {};
 };
 std::string AnswersAsJson(const Question& question, std::span<const Answer> answers,
                           const Advised& advised);

@@ -39,6 +39,13 @@ std::string Grouped(double number) {
   return grouped;
 }
 
+// "39.98 M", "6.738 B".
+std::string ParametersText(int64_t parameters) {
+  const auto number = static_cast<double>(parameters);
+  return number < 1e9 ? absl::StrFormat("%.4g M", number / 1e6)
+                      : absl::StrFormat("%.4g B", number / 1e9);
+}
+
 // "0.031", "4.2", "121".
 std::string Times(double ratio) {
   return ratio < 10 ? absl::StrFormat("%.2g", ratio) : Grouped(ratio);
@@ -72,6 +79,15 @@ std::string WaitsFor(const StepTime& time) {
                          100 * lines[line] / all);
 }
 
+// Micro-batches, and how many sequences each has: "8 of 4", "8 of 4, all".
+std::string BatchOf(const Config& config) {
+  const int64_t of_round = config.ebb.micro_batches_per_round;
+  return absl::StrCat(config.gradient_accumulation_steps, " of ", config.micro_batch_size,
+                      of_round == 0  ? ", all"
+                      : of_round > 1 ? absl::StrCat(", by ", of_round)
+                                     : "");
+}
+
 const char* PlaceName(Tier tier) {
   constexpr const char* kNames[] = {"device", "RAM", "NVMe"};
   return kNames[static_cast<int>(tier)];
@@ -98,7 +114,8 @@ std::string LineOf(const Question& question, const Answer& answer, bool marked) 
     absl::StrAppendFormat(&line, "%*.1f ", kGiBWidths[tier], GiB(answer.held[tier]));
   if (answer.time) {
     absl::StrAppendFormat(&line, "%7.3g %9s  %s", answer.time->simulated.seconds_per_step,
-                          Grouped(answer.time->tokens_per_second), WaitsFor(*answer.time));
+                          Grouped(answer.time->tokens_per_second),
+                          question.sequences > 0 ? BatchOf(answer.config) : WaitsFor(*answer.time));
     return line;
   }
   const char* separator = "no room: ";
@@ -153,6 +170,16 @@ std::string MemoryText(const Question& question, const Answer& answer) {
                           BarOf(answer, static_cast<Tier>(tier)), GiB(answer.held[tier]),
                           GiB(answer.room[tier]));
   }
+  if (const int here = question.machine.ranks_per_host(question.ranks);
+      here > 1 && (answer.held[1] + answer.held[2]) * here >= (1 << 30)) {
+    const double gib = here / kGiB;
+    absl::StrAppendFormat(&text, "  %d ranks of a host: RAM %s GiB", here,
+                          Grouped(static_cast<double>(answer.held[1]) * gib));
+    if (answer.held[2] > 0)
+      absl::StrAppendFormat(&text, ", NVMe %s GiB",
+                            Grouped(static_cast<double>(answer.held[2]) * gib));
+    text += "\n";
+  }
   if (const int64_t locked = answer.locked_bytes(); locked > 0 && !question.machine.is_cpu)
     absl::StrAppendFormat(&text, "  %.2f GiB of the RAM are locked (pinned)\n", GiB(locked));
   return text;
@@ -172,6 +199,26 @@ std::string PeakText(const Peak& peak) {
                           GiB(bytes));
   text.back() = '\n';
   return text;
+}
+
+// "10^9", "1.5e+10".
+std::string TokensText(double tokens) {
+  const double power = std::round(std::log10(tokens));
+  return std::pow(10, power) == tokens && power > 5 ? absl::StrFormat("10^%.0f", power)
+                                                    : Grouped(tokens);
+}
+
+// "10^9 tokens take 3.8 hours and cost 9.4: 2.5 an hour for 1 host".
+std::string RunText(const Question& question, double tokens_per_second) {
+  const double hours = question.hours_of(tokens_per_second);
+  const int hosts = question.hosts();
+  std::string text =
+      absl::StrFormat("%s tokens take %.3g hours", TokensText(question.tokens), hours);
+  if (question.price_an_hour > 0)
+    absl::StrAppendFormat(&text, " and cost %.*f: %g an hour for %s", hours < 100 ? 2 : 0,
+                          hours * question.price_an_hour * hosts, question.price_an_hour,
+                          hosts == 1 ? "a host" : absl::StrCat("each of ", hosts, " hosts"));
+  return text + "\n";
 }
 
 std::string StepText(const Question& question, const Answer& answer) {
@@ -210,8 +257,12 @@ std::string StepText(const Question& question, const Answer& answer) {
   text += separator[0] == ' ' ? "  nothing\n" : "\n";
   const double wear = DiskBytesWrittenADay(answer, question.machine, question.ranks);
   if (wear > 0)
-    absl::StrAppendFormat(&text, "A host's disks write %.3g TB a day, %s times their capacity\n",
+    absl::StrAppendFormat(&text, "A host's disks write %.3g TB a day, %s times their capacity",
                           wear / 1e12, Times(wear / question.machine.disk));
+  if (const double days = DaysOfDisks(answer, question.machine, question.ranks); days > 0)
+    absl::StrAppendFormat(&text, "; they last %s days", Grouped(days));
+  if (wear > 0) text += "\n";
+  if (question.tokens > 0) text += RunText(question, time.tokens_per_second);
   return text;
 }
 
@@ -236,8 +287,41 @@ std::string StoredText(const Model& model) {
   return text.empty() ? "" : absl::StrCat("its files hold ", text, "\n");
 }
 
-std::string OwnActivationsText(const Pass& pass) {
-  if (pass.own_activations < 0) return "";
+// "39.98 M of them train: LoRA of rank 16 on all-linear".
+std::string TrainedText(const Model& model) {
+  const int64_t trained = model.trained_parameters();
+  if (model.trains.empty() && trained == model.parameters()) return "";
+  return absl::StrCat(ParametersText(trained), " of them train", model.trains.empty() ? "" : ": ",
+                      model.trains, "\n");
+}
+
+// "a step of a rank: 1 x 4 sequences of 4096 tokens", or of all ranks.
+std::string BatchText(const Question& question) {
+  const int64_t context = question.pass.context;
+  if (question.sequences > 0) {
+    const int64_t sequences = question.sequences_of_rank() * question.ranks;
+    return absl::StrFormat("a step of all ranks: %s sequences of %d tokens, %s tokens",
+                           Grouped(static_cast<double>(sequences)), context,
+                           Grouped(static_cast<double>(sequences * context)));
+  }
+  return absl::StrFormat("a step of a rank: %d x %d sequences of %d tokens",
+                         std::max<int64_t>(1, question.config.gradient_accumulation_steps),
+                         std::max<int64_t>(1, question.config.micro_batch_size), context);
+}
+
+// Whose kernels are simulated.
+std::string EfficiencyText(const Machine& machine) {
+  const auto source = machine.sources.find("gpu_teraflops");
+  if (machine.gpu_peak_teraflops <= 0 || source == machine.sources.end()) return "";
+  return absl::StrFormat("a trainer with %.0f%% of a GPU's peak (--efficiency), as %s\n",
+                         100 * machine.gpu_teraflops / machine.gpu_peak_teraflops, source->second);
+}
+
+// Whose activations are counted.
+std::string ActivationsText(const Pass& pass) {
+  if (pass.torch) return "activations as eager torch keeps them, with SDPA\n";
+  if (pass.own_activations < 0)
+    return "activations as examples/gpt keeps them (--activations torch: as eager torch does)\n";
   return absl::StrCat("activations take the given ", sharding::SizeText(pass.own_activations),
                       ", also where blocks are recomputed\n");
 }
@@ -258,23 +342,25 @@ std::string WordsOf(const Choice& choice) {
 }
 
 std::string WordsOf(const Answer& answer) {
-  return absl::StrCat(WordsOf(answer.choice), answer.keys.empty() ? "" : ", with ", answer.keys);
+  const int64_t of_round = answer.config.ebb.micro_batches_per_round;
+  return absl::StrCat(WordsOf(answer.choice),
+                      answer.config.gradient_accumulation_steps > 1 && of_round != 1
+                          ? absl::StrCat(", ", WordsOfBatch(answer.config))
+                          : "",
+                      answer.keys.empty() ? "" : ", with ", answer.keys);
 }
 
 std::string TitleOf(const Question& question) {
-  const int64_t sequences = std::max<int64_t>(1, question.config.micro_batch_size),
-                micro_batches = std::max<int64_t>(1, question.config.gradient_accumulation_steps);
-  const auto parameters = static_cast<double>(question.model.parameters());
-  const bool is_small = parameters < 1e9;
-  return absl::StrFormat(
-             "%s: %.4g %s parameters, %s; %d %s on %s\n"
-             "a step of a rank: %d x %d sequences of %d tokens%s\n",
-             NameOf(question.model), parameters / (is_small ? 1e6 : 1e9), is_small ? "M" : "B",
-             std::string(Name(question.config.compute)), question.ranks,
-             question.ranks == 1 ? "rank" : "ranks", config::Shortened(question.machine.name, 20),
-             micro_batches, sequences, question.pass.context,
-             question.model.context > 0 ? "" : "; its operations are estimated from its matrices") +
-         StoredText(question.model) + OwnActivationsText(question.pass);
+  return absl::StrFormat("%s: %s parameters, %s; %d %s on %s\n%s%s\n", NameOf(question.model),
+                         ParametersText(question.model.parameters()),
+                         std::string(Name(question.config.compute)), question.ranks,
+                         question.ranks == 1 ? "rank" : "ranks",
+                         config::Shortened(question.machine.name, 20), BatchText(question),
+                         question.model.context > 0 ? ""
+                                                    : "; its operations are estimated from its "
+                                                      "matrices") +
+         TrainedText(question.model) + StoredText(question.model) + ActivationsText(question.pass) +
+         EfficiencyText(question.machine);
 }
 
 std::vector<const Answer*> ShownAnswers(std::span<const Answer> answers, const Answer* marked,
@@ -302,39 +388,48 @@ std::vector<const Answer*> ShownAnswers(std::span<const Answer> answers, const A
 
 std::string AnswerTable(const Question& question, std::span<const Answer> answers,
                         const Answer* marked, bool all) {
-  std::string text =
-      absl::StrFormat("  %-5s %-10s %-6s %-9s %7s %7s %8s %7s %9s  %s\n", "stage", "parameters",
-                      "states", "recompute", absl::StrCat(TierName(question.machine, 0), " GiB"),
-                      "RAM GiB", "NVMe GiB", "step s", "tokens/s", "waits for");
+  std::string text = absl::StrFormat(
+      "  %-5s %-10s %-6s %-9s %7s %7s %8s %7s %9s  %s\n", "stage", "parameters", "states",
+      "recompute", absl::StrCat(TierName(question.machine, 0), " GiB"), "RAM GiB", "NVMe GiB",
+      "step s", "tokens/s", question.sequences > 0 ? "micro-batches" : "waits for");
   for (const Answer* answer : ShownAnswers(answers, marked, all))
     absl::StrAppend(&text, LineOf(question, *answer, answer == marked), "\n");
   return text;
 }
 
 std::string OffersText(const Question& question, std::span<const Offer> offers) {
+  const double tokens = question.tokens > 0 ? question.tokens : 1e9;
+  const int64_t of_step = question.sequences * question.pass.context;
   std::string text = absl::StrFormat(
-      "%s: %.4g B parameters, %s; %d tokens a sequence\n\n"
-      "  %-14s %5s %5s %9s %10s %13s\n",
-      NameOf(question.model), static_cast<double>(question.model.parameters()) / 1e9,
-      std::string(Name(question.config.compute)), question.pass.context, "machine", "hosts",
-      "ranks", "tokens/s", "price/hour", "of 10^9 tokens");
+      "%s: %s parameters, %s; %d tokens a sequence\n%s%s"
+      "hours and price are of %s tokens\n\n"
+      "  %-14s %5s %5s %9s %12s %9s %12s\n",
+      NameOf(question.model), ParametersText(question.model.parameters()),
+      std::string(Name(question.config.compute)), question.pass.context,
+      TrainedText(question.model),
+      of_step > 0 ? absl::StrFormat("a step of %s tokens on every machine (--batch-tokens)\n",
+                                    Grouped(static_cast<double>(of_step)))
+                  : "",
+      TokensText(tokens), "machine", "hosts", "ranks", "tokens/s", "1 hour costs", "hours",
+      "price");
   const Offer* const cheapest = Cheapest(offers);
   for (const Offer& offer : offers) {
     const std::string& name = offer.machine.name;
     std::string line = absl::StrFormat("%s %-14s ", &offer == cheapest ? "*" : " ",
                                        config::Shortened(name.substr(name.rfind('/') + 1), 14));
     if (offer.hosts == 0) {
-      absl::StrAppend(&text, line, "it does not fit on any number of hosts\n");
+      absl::StrAppend(&text, line, "it does not fit on any number of hosts",
+                      of_step > 0 ? " with a sequence for each rank" : "", "\n");
       continue;
     }
     const auto price = [&](double of) {
       return offer.price_an_hour > 0 ? absl::StrFormat("%.2f", of) : "-";
     };
-    absl::StrAppendFormat(&line, "%5d %5d %9s %10s %13s\n    %s\n", offer.hosts,
+    absl::StrAppendFormat(&line, "%5d %5d %9s %12s %9.3g %12s\n    %s\n", offer.hosts,
                           static_cast<int>(offer.machine.gpus) * offer.hosts,
                           Grouped(offer.answer->time->tokens_per_second),
-                          price(offer.price_an_hour * offer.hosts), price(offer.price_of(1e9)),
-                          WordsOf(*offer.answer));
+                          price(offer.price_an_hour * offer.hosts), offer.hours_of(tokens),
+                          price(offer.price_of(tokens)), WordsOf(*offer.answer));
     text += line;
   }
   return text;
@@ -346,7 +441,9 @@ std::string AnswerText(const Question& question, const Answer& answer) {
   if (answer.peak) text += PeakText(*answer.peak);
   if (answer.time) text += StepText(question, answer);
   if (!answer.fits()) absl::StrAppend(&text, "It does not fit: it ", answer.lacks(), "\n");
-  if (!question.machine.is_cpu) text += PeersText(question, answer);
+  // The others' formulae are of models that train whole.
+  if (!question.machine.is_cpu && question.model.trains_whole())
+    text += PeersText(question, answer);
   return text;
 }
 

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "ebb/runtime/planner/answer.h"
-#include "ebb/runtime/planner/search.h"
+#include "ebb/runtime/planner/offers.h"
 
 namespace ebb::planner {
 

@@ -36,6 +36,7 @@ constexpr Key kKeys[] = {
     {"gpu_memory", &Machine::gpu_memory, Kind::kBytes, 0, Needed::kByGpu},
     {"gpu_reserved", &Machine::gpu_reserved, Kind::kBytes},
     {"gpu_teraflops", &Machine::gpu_teraflops, Kind::kNumber, kLeastRate, Needed::kAlways},
+    {"gpu_peak_teraflops", &Machine::gpu_peak_teraflops, Kind::kRate, kLeastRate},
     {"gpu_memory_gb_s", &Machine::gpu_memory_gb_s, Kind::kRate, kLeastRate, Needed::kByGpu},
     {"link_gb_s", &Machine::link_gb_s, Kind::kRate, kLeastRate, Needed::kBySeveralGpus},
     {"pcie_gb_s", &Machine::pcie_gb_s, Kind::kRate, kLeastRate, Needed::kByGpu},
@@ -50,74 +51,15 @@ constexpr Key kKeys[] = {
     {"disk_read_gb_s", &Machine::disk_read_gb_s, Kind::kRate, kLeastRate, Needed::kByDisk},
     {"disk_write_gb_s", &Machine::disk_write_gb_s, Kind::kRate, kLeastRate, Needed::kByDisk},
     {"disk_both_gb_s", &Machine::disk_both_gb_s, Kind::kRate, kLeastRate},
+    {"disk_tbw", &Machine::disk_tbw, Kind::kBytes},
     {"launch_us", &Machine::launch_us, Kind::kNumber, 0, Needed::kNo, kMostMicroseconds},
     {"collective_us", &Machine::collective_us, Kind::kNumber, 0, Needed::kNo, kMostMicroseconds},
     {"collective_rank_us", &Machine::collective_rank_us, Kind::kNumber, 0, Needed::kNo,
      kMostMicroseconds},
     {"disk_us", &Machine::disk_us, Kind::kNumber, 0, Needed::kNo, kMostMicroseconds},
 };
-constexpr char kDevice[] = "device";  // "gpu" or "cpu"
-
-constexpr double kGibi = 1 << 30, kTebi = kGibi * 1024;
-
-// Sustained rates. Teraflops over all kernels: about those of published runs of dense models, by
-// other trainers (H100 400, A100 170, 4090 120). The H200's are those of examples/gpt on one (498
-// to 512, bench/results/2026-11-26-h200.md). Links: 80% of the wire, as nccl-tests measures it.
-// Disks: DeepNVMe's figures (4 drives, of generation 5 beside the H100, of generation 4 beside the
-// A100); a desktop has one drive.
-const std::vector<Machine>& Named() {
-  static const auto* const all = [] {
-    Machine h100{.name = "8xh100",
-                 .gpus = 8,
-                 .gpu_memory = 79.6 * kGibi,
-                 .gpu_reserved = 2 * kGibi,
-                 .gpu_teraflops = 400,
-                 .gpu_memory_gb_s = 3000,
-                 .link_gb_s = 360,
-                 .pcie_gb_s = 55,
-                 .network_gb_s = 400,
-                 .ram = 2 * kTebi,
-                 .ram_gb_s = 480,
-                 .cores = 112,
-                 .disk = 28e12,
-                 .disk_read_gb_s = 27,
-                 .disk_write_gb_s = 11,
-                 .disk_both_gb_s = 27};
-    Machine h200 = h100;
-    h200.name = "8xh200";
-    h200.gpu_memory = 140.4 * kGibi;
-    h200.gpu_teraflops = 500;
-    h200.gpu_memory_gb_s = 4300;
-    Machine a100 = h100;
-    a100.name = "8xa100";
-    a100.gpu_memory = 79.3 * kGibi;
-    a100.gpu_teraflops = 170;
-    a100.gpu_memory_gb_s = 1750;
-    a100.link_gb_s = 235;
-    a100.pcie_gb_s = 25;
-    a100.network_gb_s = 200;
-    a100.ram_gb_s = 300;
-    a100.disk_read_gb_s = 10;
-    a100.disk_write_gb_s = 5;
-    a100.disk_both_gb_s = 10;
-    Machine desktop{.name = "rtx4090-64gb",
-                    .gpus = 1,
-                    .gpu_memory = 23.6 * kGibi,
-                    .gpu_reserved = 1 * kGibi,
-                    .gpu_teraflops = 120,
-                    .gpu_memory_gb_s = 900,
-                    .pcie_gb_s = 25,
-                    .ram = 62 * kGibi,
-                    .ram_gb_s = 60,
-                    .cores = 16,
-                    .disk = 2e12,
-                    .disk_read_gb_s = 6.5,
-                    .disk_write_gb_s = 4,
-                    .disk_both_gb_s = 6.5};
-    return new std::vector<Machine>{h100, h200, a100, desktop};
-  }();
-  return *all;
-}
+constexpr char kDevice[] = "device";    // "gpu" or "cpu"
+constexpr char kSources[] = "sources";  // texts by the keys of figures
 
 std::string KeyWords() {
   std::string words = kDevice;
@@ -186,6 +128,10 @@ absl::Status CheckTogether(const Machine& machine, const std::set<std::string>& 
 int Machine::ranks_per_host(int ranks) const {
   return std::max(1, std::min(ranks, static_cast<int>(gpus)));
 }
+// A CPU's cores and RAM are those of the ranks that are there.
+double Machine::rank_share(int ranks) const {
+  return whole_host || is_cpu ? 1.0 / ranks_per_host(ranks) : 1 / gpus;
+}
 double Machine::flops_of_rank(int ranks) const {
   return 1e12 * gpu_teraflops * (is_cpu ? rank_share(ranks) : 1);
 }
@@ -233,23 +179,6 @@ sharding::Machine Machine::ForSimulation(int ranks) const {
   return machine;
 }
 
-std::string MachineNames() {
-  std::string words;
-  for (const Machine& machine : Named())
-    absl::StrAppend(&words, words.empty() ? "" : "|", machine.name);
-  return words;
-}
-
-absl::StatusOr<Machine> MachineOfName(std::string_view name) {
-  for (const Machine& machine : Named()) {
-    if (machine.name == name) return machine;
-  }
-  const std::string nearest = config::NearestWord(MachineNames() + "|here", name);
-  return absl::NotFoundError(absl::StrCat("no file and no machine is called ", config::Quoted(name),
-                                          nearest.empty() ? "" : "; did you mean ", nearest,
-                                          "; --list shows all"));
-}
-
 absl::StatusOr<Machine> MachineOfJson(std::string_view text, std::string name) {
   EBB_ASSIGN_OR_RETURN(const config::Document document, config::ParseDocument(text));
   EBB_RETURN_IF_ERROR(document.problems.status());
@@ -261,6 +190,15 @@ absl::StatusOr<Machine> MachineOfJson(std::string_view text, std::string name) {
         return absl::InvalidArgumentError(absl::StrCat("\"device\" is ", config::Shown(value),
                                                        ": it must be \"gpu\" or \"cpu\""));
       machine.is_cpu = value == "cpu";
+      continue;
+    }
+    if (word == kSources) {
+      for (const auto& [key, text_of_key] : value.items()) {
+        if (!value.is_object() || !text_of_key.is_string())
+          return absl::InvalidArgumentError(
+              "\"sources\" must be an object of texts, by the keys of figures");
+        machine.sources[key] = text_of_key.get<std::string>();
+      }
       continue;
     }
     const Key* const key = std::find_if(std::begin(kKeys), std::end(kKeys),
@@ -288,7 +226,8 @@ std::string ToJson(const Machine& machine) {
       json[key.name] = figure;
     }
   }
-  return json.dump(2) + "\n";
+  if (!machine.sources.empty()) json[kSources] = machine.sources;
+  return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
 }  // namespace ebb::planner

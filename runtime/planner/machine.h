@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <string_view>
 
@@ -20,8 +21,9 @@ struct Machine {
   // Bytes, gigabytes (10^9) a second and microseconds, as the keys say.
   double gpus = 1;  // of a host, and so its ranks
   double gpu_memory = 0,
-         gpu_reserved = 0;   // for the driver, NCCL and fragmentation
-  double gpu_teraflops = 0;  // of all ranks of the host, where is_cpu
+         gpu_reserved = 0;        // for the driver, NCCL and fragmentation
+  double gpu_teraflops = 0;       // of all ranks of the host, where is_cpu
+  double gpu_peak_teraflops = 0;  // of its data sheet, in 16 bits without sparsity; 0: not known
   double gpu_memory_gb_s = 0;
   double link_gb_s = 0;     // of one GPU, each way, to other GPUs of the host
   double pcie_gb_s = 0;     // of one GPU, each way
@@ -31,10 +33,17 @@ struct Machine {
   double sum_gb_s = 0;     // of a core in sums of gradients; 0: core_gb_s
   double update_gb_s = 0;  // of a core in updates; 0: core_gb_s
   double disk = 0, disk_read_gb_s = 0, disk_write_gb_s = 0, disk_both_gb_s = 0;  // 0: none
+  double disk_tbw = 0;  // bytes that may be written to the disks in their life; 0: not known
   double launch_us = 5, collective_us = 20, collective_rank_us = 1, disk_us = 100;
 
+  std::map<std::string, std::string> sources = {};  // of figures, by their keys
+  int named_ranks = 0;  // as a name says: 16 of "16xh100"; 0: as many as GPUs
+  // Ranks on a part of a host's GPUs have all of its RAM, cores and disks, not the same part of
+  // these.
+  bool whole_host = false;
+
   int ranks_per_host(int ranks) const;
-  double rank_share(int ranks) const { return 1.0 / ranks_per_host(ranks); }
+  double rank_share(int ranks) const;
   double flops_of_rank(int ranks) const;
   // Bytes of a rank's pools. On a CPU there is no device memory beside RAM.
   int64_t device_room(int ranks) const;
@@ -44,10 +53,6 @@ struct Machine {
   sharding::Machine ForSimulation(int ranks) const;
 };
 
-// "8xh100|8xa100|...".
-std::string MachineNames();
-// kNotFound names the nearest.
-absl::StatusOr<Machine> MachineOfName(std::string_view name);
 // `text` is untrusted. Errors: unknown keys, with the nearest key; missing keys; figures out of
 // range.
 absl::StatusOr<Machine> MachineOfJson(std::string_view text, std::string name);

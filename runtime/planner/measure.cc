@@ -23,6 +23,7 @@
 #include "ebb/runtime/device/device.h"
 #include "ebb/runtime/device/stream.h"
 #include "ebb/runtime/kernels/reduce.h"
+#include "ebb/runtime/planner/named_machines.h"
 
 namespace ebb::planner {
 namespace {
@@ -188,10 +189,12 @@ absl::StatusOr<Machine> MachineOfGpus(int gpus) {
       {"H200", "8xh200"}, {"H100", "8xh100"}, {"A100", "8xa100"}, {"4090", "rtx4090-64gb"}};
   for (const auto& [kind, name] : kKinds) {
     if (!absl::StrContains(description, kind)) continue;
-    EBB_ASSIGN_OR_RETURN(machine, MachineOfName(name));
+    EBB_ASSIGN_OR_RETURN(machine, MachineOfName(name));  // links of a host with eight
     break;
   }
   machine.gpus = gpus;
+  machine.named_ranks = 0;
+  machine.sources.clear();
   machine.network_gb_s = 0;  // this host's network is not known
   if (const auto bytes = device.free_bytes())
     machine.gpu_memory = static_cast<double>(*bytes) + machine.gpu_reserved;

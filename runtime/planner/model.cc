@@ -22,11 +22,34 @@ bool HasStored(const Model& model, DType dtype) {
   return false;
 }
 
-// A product is a multiplication and an addition. A token attends to half of the context on average.
+// The positions that a token attends to on average: half of the context, or less in a window.
+double PositionsOf(const ModelVisit& visit, double context) {
+  const auto window = static_cast<double>(visit.window);
+  return window == 0 || context <= window ? context / 2 : window - window * window / (2 * context);
+}
+
+// A product is a multiplication and an addition.
+double FlopsOfTokens(const Pass& pass, double products) {
+  return 2 * static_cast<double>(pass.sequences) * static_cast<double>(pass.context) * products;
+}
 double ForwardFlops(const ModelVisit& visit, const Pass& pass) {
-  const double tokens = static_cast<double>(pass.sequences) * static_cast<double>(pass.context);
-  return 2 * tokens *
-         (visit.products + visit.products_a_position * static_cast<double>(pass.context) / 2);
+  const auto context = static_cast<double>(pass.context);
+  return FlopsOfTokens(pass,
+                       visit.products + visit.products_a_position * PositionsOf(visit, context));
+}
+double BackwardFlops(const ModelVisit& visit, const Pass& pass) {
+  return 2 * ForwardFlops(visit, pass) - FlopsOfTokens(pass, visit.frozen_products);
+}
+
+// A byte is read for two elements, and 2 bytes of each are written and read.
+constexpr double kBytesOfDequantizing = 4.5;
+
+bool Trains(const ModelTensor& tensor) {
+  return tensor.trainable && tensor.stored != DType::kInt8;
+}
+bool Trains(const ModelUnit& unit) {
+  return std::any_of(unit.tensors.begin(), unit.tensors.end(),
+                     [](const ModelTensor& tensor) { return Trains(tensor); });
 }
 
 }  // namespace
@@ -40,9 +63,21 @@ void Model::GrowPositions(int64_t tokens) {
 }
 
 int64_t Model::parameters() const {
-  int64_t elements = 0;
-  for (const ModelUnit& unit : units) elements += ElementsOf(unit);
-  return elements;
+  int64_t parameters = 0;
+  for (const ModelUnit& unit : units) {
+    for (const ModelTensor& tensor : unit.tensors)
+      parameters += tensor.parameters > 0 ? tensor.parameters : Elements(tensor.shape);
+  }
+  return parameters;
+}
+
+int64_t Model::trained_parameters() const {
+  int64_t parameters = 0;
+  for (const ModelUnit& unit : units) {
+    for (const ModelTensor& tensor : unit.tensors)
+      parameters += Trains(tensor) ? Elements(tensor.shape) : 0;
+  }
+  return parameters;
 }
 
 int64_t Model::largest_unit() const {
@@ -72,8 +107,8 @@ absl::StatusOr<ModelSpec> SpecOf(const Model& model, const Pass& pass) {
   for (const ModelUnit& unit : model.units) {
     const UnitId id = spec.AddUnit(unit.name);
     for (const ModelTensor& tensor : unit.tensors) {
-      const bool is_trained = tensor.stored != DType::kInt8;
-      const std::optional<DType> own = keeps || !is_trained ? tensor.stored : std::nullopt;
+      const bool is_trained = Trains(tensor), is_bytes = tensor.stored == DType::kInt8;
+      const std::optional<DType> own = keeps || is_bytes ? tensor.stored : std::nullopt;
       is_mixed |= own.value_or(pass.compute) != pass.compute;
       spec.Add(id, {.name = tensor.name,
                     .shape = tensor.shape,
@@ -93,9 +128,13 @@ absl::StatusOr<ModelSpec> SpecOf(const Model& model, const Pass& pass) {
 }
 
 double FlopsOf(const Model& model, const Pass& pass) {
-  double forward = 0;
-  for (const ModelVisit& visit : model.visits) forward += ForwardFlops(visit, pass);
-  return 3 * forward;
+  double flops = 0;
+  bool has_backward = false;
+  for (const ModelVisit& visit : model.visits) {
+    has_backward = has_backward || Trains(model.units[visit.unit]);
+    flops += ForwardFlops(visit, pass) + (has_backward ? BackwardFlops(visit, pass) : 0);
+  }
+  return flops;
 }
 
 std::vector<const ModelVisit*> VisitsOf(const Model& model, const ModelSpec& divided) {
@@ -109,20 +148,25 @@ std::vector<const ModelVisit*> VisitsOf(const Model& model, const ModelSpec& div
 }
 
 std::vector<sharding::KernelWork> WorkOf(std::span<const ModelVisit* const> visits,
-                                         const Pass& pass, double flops, double launch) {
+                                         const Pass& pass, const KernelRates& rates) {
   constexpr double kKernels = 20;  // of a visit's forward; its backward has twice as many
   std::vector<sharding::KernelWork> work;
   const auto micro_batches = static_cast<double>(pass.micro_batches_per_round);
   for (const ModelVisit* const visit : visits) {
     sharding::KernelWork& of_visit = work.emplace_back();
     if (visit == nullptr) continue;
-    const double forward = micro_batches * ForwardFlops(*visit, pass) / flops,
-                 launches = micro_batches * kKernels * launch;
-    const double backward = visit->is_block && pass.recompute ? 3 : 2;
-    of_visit = {.forward = forward,
-                .backward = backward * forward,
+    const double dequantizing =
+        rates.bytes > 0
+            ? kBytesOfDequantizing * static_cast<double>(visit->dequantized) / rates.bytes
+            : 0;
+    const double forward = ForwardFlops(*visit, pass) / rates.flops + dequantizing,
+                 recomputed = visit->is_block && pass.recompute ? forward : 0,
+                 backward = BackwardFlops(*visit, pass) / rates.flops + dequantizing + recomputed,
+                 launches = micro_batches * kKernels * rates.launch;
+    of_visit = {.forward = micro_batches * forward,
+                .backward = micro_batches * backward,
                 .caller_forward = launches,
-                .caller_backward = backward * launches};
+                .caller_backward = (recomputed > 0 ? 3 : 2) * launches};
   }
   return work;
 }

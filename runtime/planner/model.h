@@ -30,6 +30,13 @@ struct ModelTensor {
   std::string name;
   std::vector<int64_t> shape;
   std::optional<DType> stored = {};  // the dtype in a file; kInt8: frozen bytes
+  bool trainable = true;             // kInt8: no bytes are
+  // The module that a matrix of a block is the weight of, as Hugging Face calls it
+  // (adapters.h). In files it may be one matrix with the tensor before it.
+  std::string module = "";
+  bool joins_previous = false;
+  int64_t parameters = 0;  // that bytes stand for; 0: as many as elements
+  int64_t rows = 0;        // of the matrix that bytes stand for: its outputs; 0: not known
 };
 struct ModelUnit {
   std::string name;
@@ -43,10 +50,18 @@ struct ModelVisit {
   // Multiplications in forward: with parameters; and, for each position of the context, in
   // attention.
   double products = 0, products_a_position = 0;
+  double frozen_products = 0;  // of `products`: with frozen parameters, which get no gradient
+  int64_t window = 0;          // positions that attention sees; 0: all
+  // Elements that bytes of a quantised base become before a product: of the visit, and of its
+  // largest matrix.
+  int64_t dequantized = 0, dequantized_most = 0;
   // Forward keeps `kept` elements of the compute dtype and `kept_bytes` of other numbers. If
   // attention is not fused, it also keeps `kept_a_position` elements for each position of the
   // context.
   int64_t kept = 0, kept_bytes = 0, kept_a_position = 0;
+  // Eager torch keeps (activations.h): elements, other bytes, and elements of gradients while
+  // its backward computes. 0: not known.
+  int64_t torch_kept = 0, torch_kept_bytes = 0, torch_gradients = 0;
   // Elements in use while it computes, in memory that all visits share.
   int64_t scratch = 0, scratch_a_position = 0;
 };
@@ -55,6 +70,8 @@ struct Model {
   std::string name = "";
   int64_t width = 0, vocabulary = 0,
           context = 0;  // context: the longest that the model allows; 0: not known
+  int64_t experts = 1, experts_of_token = 1;
+  std::string trains = "";  // what trains, if not all: "LoRA of rank 16 on all-linear"
   std::vector<ModelUnit> units = {};
   std::vector<ModelVisit> visits = {};
   std::map<std::string, int64_t> stored_bytes = {};  // in files, by the format's name of the dtype
@@ -63,6 +80,8 @@ struct Model {
   void GrowPositions(int64_t tokens);
 
   int64_t parameters() const;
+  int64_t trained_parameters() const;
+  bool trains_whole() const { return trained_parameters() == parameters(); }
   int64_t largest_unit() const;  // elements
   // Elements of the largest matrix. Here all experts of a block are one tensor, of three dimensions;
   // a module has the matrix of one expert.
@@ -76,6 +95,7 @@ struct Pass {
   int64_t micro_batches_per_round = 1;
   bool recompute = false;       // backward computes a block's forward again
   bool fused_attention = true;  // scores are never in memory
+  bool torch = false;           // the trainer is eager torch, not one like examples/gpt
   bool whole_logits = false;    // else in chunks that fit in a block's scratch
   int64_t own_activations =
       -1;  // bytes that a trainer declares instead of the model of activations.h; -1: none
@@ -91,16 +111,21 @@ struct Pass {
 absl::StatusOr<ModelSpec> SpecOf(const Model& model, const Pass& pass);
 
 // Floating-point operations of one micro-batch on a rank, without those of recomputing. Backward
-// has twice those of forward.
+// has twice those of forward, and once those of products with frozen parameters. It ends at the
+// first visit with something to train.
 double FlopsOf(const Model& model, const Pass& pass);
 
 // The model's visit for each visit of a spec that DivideByDType has divided. Null: a visit to a
 // part, which has no kernels.
 std::vector<const ModelVisit*> VisitsOf(const Model& model, const ModelSpec& divided);
 
-// The work of each such visit in a round, on a rank with so many operations a second. `launch`: the
-// host's seconds for one kernel.
+// Rates of a rank: operations and bytes of device memory a second; `launch`: the host's seconds for one
+// kernel.
+struct KernelRates {
+  double flops = 0, bytes = 0, launch = 0;
+};
+// The work of each such visit in a round.
 std::vector<sharding::KernelWork> WorkOf(std::span<const ModelVisit* const> visits,
-                                         const Pass& pass, double flops, double launch);
+                                         const Pass& pass, const KernelRates& rates);
 
 }  // namespace ebb::planner

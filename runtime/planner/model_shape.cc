@@ -1,5 +1,6 @@
 #include "ebb/runtime/planner/model_shape.h"
 
+#include <algorithm>
 #include <initializer_list>
 #include <utility>
 #include <vector>
@@ -58,7 +59,7 @@ constexpr NamedShape kNamed[] = {
 const std::vector<ModelShape>& All() {
   static const auto* const all = [] {
     auto* const shapes = new std::vector<ModelShape>;
-    for (const NamedShape& of : kNamed)
+    for (const NamedShape& of : kNamed) {
       shapes->push_back({.name = of.name,
                          .layers = of.layers,
                          .width = of.width,
@@ -70,10 +71,11 @@ const std::vector<ModelShape>& All() {
                          .context = of.context,
                          .experts = of.experts,
                          .experts_of_token = of.experts_of_token,
-                         .gated = of.block != kGpt2,
                          .tied_head = of.tied_head,
                          .query_biases = of.block == kQwen2,
                          .query_norms = of.block == kQwen3});
+      if (of.block == kGpt2) shapes->back() = ModelShape::Gpt2(std::move(shapes->back()));
+    }
     return shapes;
   }();
   return *all;
@@ -91,11 +93,20 @@ constexpr ModelSize kSizes[] = {
     {"context", &ModelShape::context, 1 << 28},
     {"experts", &ModelShape::experts, 1 << 14, "experts of a block"},
     {"experts-of-token", &ModelShape::experts_of_token, 1 << 14,
-     "experts that a token goes through"}};
+     "experts that a token goes through"},
+    {"dense-layers", &ModelShape::dense_layers, kUnitsMax - 2, nullptr, false},
+    {"dense-feed-forward", &ModelShape::dense_feed_forward, 1 << 24, nullptr, false},
+    {"shared-feed-forward", &ModelShape::shared_feed_forward, 1 << 24, nullptr, false},
+    {"query-rank", &ModelShape::query_rank, 1 << 20, nullptr, false},
+    {"key-value-rank", &ModelShape::key_value_rank, 1 << 20, nullptr, false},
+    {"rotary-width", &ModelShape::rotary_width, 1 << 16, nullptr, false},
+    {"value-width", &ModelShape::value_width, 1 << 16, nullptr, false},
+    {"window", &ModelShape::window, 1 << 28, nullptr, false},
+    {"whole-every", &ModelShape::whole_every, 1 << 20, nullptr, false}};
 
 absl::Status CheckSizes(const ModelShape& shape, int64_t least) {
   for (const ModelSize& size : kSizes) {
-    if (shape.*size.of < least || shape.*size.of > size.most)
+    if (shape.*size.of < (size.is_of_every ? least : 0) || shape.*size.of > size.most)
       return absl::InvalidArgumentError(
           absl::StrCat(size.name, " is ", shape.*size.of == 0 ? "missing, or " : "", shape.*size.of,
                        ": it must be from 1 to ", size.most));
@@ -108,64 +119,186 @@ struct TensorRow {
   std::vector<int64_t> shape;
   bool is_there = true;
 };
-ModelUnit UnitOf(std::string name, std::initializer_list<TensorRow> rows) {
-  ModelUnit unit{.name = std::move(name)};
+void AddRows(std::initializer_list<TensorRow> rows, ModelUnit& unit) {
   for (const TensorRow& row : rows) {
     if (row.is_there)
       unit.tensors.push_back({.name = absl::StrCat(unit.name, ".", row.name), .shape = row.shape});
   }
+}
+ModelUnit UnitOf(std::string name, std::initializer_list<TensorRow> rows) {
+  ModelUnit unit{.name = std::move(name)};
+  AddRows(rows, unit);
   return unit;
 }
 
-ModelUnit BlockOf(const ModelShape& s, int64_t layer) {
-  const int64_t queries = s.queries(), keys = s.keys();
-  const bool has_norm_biases = !s.gated, has_query_biases = !s.gated || s.query_biases,
-             has_experts = s.experts > 1, is_dense = !has_experts;
-  return UnitOf(absl::StrCat("block", layer),
-                {{"norm1", {s.width}},
-                 {"norm2", {s.width}},
-                 {"norm1_bias", {s.width}, has_norm_biases},
-                 {"norm2_bias", {s.width}, has_norm_biases},
-                 {"queries", {queries, s.width}},
-                 {"keys", {keys, s.width}},
-                 {"values", {keys, s.width}},
-                 {"projection", {s.width, queries}},
-                 {"queries_bias", {queries}, has_query_biases},
-                 {"keys_values_bias", {2 * keys}, has_query_biases},
-                 {"query_norm", {s.head_width}, s.query_norms},
-                 {"key_norm", {s.head_width}, s.query_norms},
-                 {"router", {s.experts, s.width}, has_experts},
-                 {"gates", {s.experts, s.feed_forward, s.width}, has_experts},
-                 {"ups", {s.experts, s.feed_forward, s.width}, has_experts},
-                 {"downs", {s.experts, s.width, s.feed_forward}, has_experts},
-                 {"gate", {s.feed_forward, s.width}, is_dense && s.gated},
-                 {"up", {s.feed_forward, s.width}, is_dense},
-                 {"down", {s.width, s.feed_forward}, is_dense},
-                 {"projection_bias", {s.width}, is_dense && !s.gated},
-                 {"up_bias", {s.feed_forward}, is_dense && !s.gated},
-                 {"down_bias", {s.width}, is_dense && !s.gated}});
+// A matrix of a block, of each of its experts if there are any.
+struct Matrix {
+  const char *name, *module;  // module "": LoRA does not adapt it
+  int64_t rows = 0, columns = 0, experts = 0;
+  bool has_bias = false, joins_previous = false;
+  bool is_kept = true;  // its output, for backward
+};
+
+bool HasExperts(const ModelShape& s, int64_t layer) {
+  return s.experts > 1 && layer >= s.dense_layers;
 }
 
-ModelVisit VisitOfBlock(const ModelShape& s, int unit) {
-  const int64_t queries = s.queries(), keys = s.keys(),
-                hidden = s.experts_of_token * s.feed_forward * (s.gated ? 2 : 1);
-  const auto width = static_cast<double>(s.width);
-  const double feed_forward = (s.gated ? 3 : 2) * static_cast<double>(s.experts_of_token) *
-                              static_cast<double>(s.feed_forward);
-  return {.unit = unit,
-          .is_block = true,
-          .products = width * (static_cast<double>(2 * queries + 2 * keys) + feed_forward +
-                               (s.experts > 1 ? static_cast<double>(s.experts) : 0)),
-          .products_a_position = 2 * static_cast<double>(queries),
-          .kept = 2 * queries + 2 * keys + s.width + hidden,
-          // The sum of each row of scores; mean and deviation of two norms.
-          .kept_bytes = 4 * (s.heads + 4),
-          .kept_a_position = s.heads,
-          .scratch = 2 * s.width + 2 * hidden,
-          .scratch_a_position = 2 * s.heads};
+std::vector<Matrix> AttentionOf(const ModelShape& s) {
+  if (s.key_value_rank > 0) {
+    const int64_t values = s.heads * s.value_width,
+                  shown = s.heads * (s.head_width - s.rotary_width) + values;
+    std::vector<Matrix> matrices;
+    if (s.query_rank > 0) {
+      matrices.push_back({"queries_down", "q_a_proj", s.query_rank, s.width});
+      matrices.push_back({"queries_up", "q_b_proj", s.queries(), s.query_rank});
+    } else {
+      matrices.push_back({"queries", "q_proj", s.queries(), s.width});
+    }
+    matrices.push_back(
+        {"keys_values_down", "kv_a_proj_with_mqa", s.key_value_rank + s.rotary_width, s.width});
+    matrices.push_back({"keys_values_up", "kv_b_proj", shown, s.key_value_rank});
+    matrices.push_back({"projection", "o_proj", s.width, values});
+    return matrices;
+  }
+  const bool joined = s.joined_queries;
+  const auto module = [&](const char* own) { return joined ? "qkv_proj" : own; };
+  return {{"queries", module("q_proj"), s.queries(), s.width, 0, s.query_biases},
+          {"keys", module("k_proj"), s.keys(), s.width, 0, s.query_biases, joined},
+          {"values", module("v_proj"), s.keys(), s.width, 0, s.query_biases, joined},
+          {"projection", "o_proj", s.width, s.queries(), 0, s.projection_bias}};
+}
+
+// `hidden`: the width inside; `experts` 0: all tokens go through it.
+void AddFeedForward(const ModelShape& s, const char* const names[3], int64_t hidden,
+                    int64_t experts, std::vector<Matrix>& matrices) {
+  const bool has_biases = s.feed_forward_biases, joined = s.joined_gates;
+  if (s.gated)
+    matrices.push_back(
+        {names[0], joined ? "gate_up_proj" : "gate_proj", hidden, s.width, experts, has_biases});
+  matrices.push_back({names[1], joined ? "gate_up_proj" : "up_proj", hidden, s.width, experts,
+                      has_biases, joined});
+  matrices.push_back({names[2], "down_proj", s.width, hidden, experts, has_biases,
+                      /*joins_previous=*/false, /*is_kept=*/false});
+}
+
+std::vector<Matrix> FeedForwardOf(const ModelShape& s, int64_t layer) {
+  static constexpr const char *kDense[] = {"gate", "up", "down"},
+                              *kExperts[] = {"gates", "ups", "downs"},
+                              *kShared[] = {"shared_gate", "shared_up", "shared_down"};
+  std::vector<Matrix> matrices;
+  if (!HasExperts(s, layer)) {
+    const bool is_first = s.experts > 1 && s.dense_feed_forward > 0;
+    AddFeedForward(s, kDense, is_first ? s.dense_feed_forward : s.feed_forward, 0, matrices);
+    return matrices;
+  }
+  matrices.push_back({"router", "", s.experts, s.width, 0, s.router_bias, false, false});
+  AddFeedForward(s, kExperts, s.feed_forward, s.experts, matrices);
+  if (s.shared_feed_forward > 0) AddFeedForward(s, kShared, s.shared_feed_forward, 0, matrices);
+  if (s.shared_gate) matrices.push_back({"shared_router", "", 1, s.width, 0, false, false, false});
+  return matrices;
+}
+
+void AddMatrices(const std::vector<Matrix>& matrices, ModelUnit& unit) {
+  const auto of = [&](const Matrix& matrix, std::vector<int64_t> shape, const char* suffix) {
+    if (matrix.experts > 0) shape.insert(shape.begin(), matrix.experts);
+    return ModelTensor{.name = absl::StrCat(unit.name, ".", matrix.name, suffix),
+                       .shape = std::move(shape)};
+  };
+  for (const Matrix& matrix : matrices) {
+    unit.tensors.push_back(of(matrix, {matrix.rows, matrix.columns}, ""));
+    unit.tensors.back().module = matrix.module;
+    unit.tensors.back().joins_previous = matrix.joins_previous;
+  }
+  for (const Matrix& matrix : matrices) {
+    if (matrix.has_bias) unit.tensors.push_back(of(matrix, {matrix.rows}, "_bias"));
+  }
+}
+
+ModelUnit BlockOf(const ModelShape& s, int64_t layer) {
+  ModelUnit unit{.name = absl::StrCat("block", layer)};
+  for (int64_t norm = 1; norm <= s.block_norms; ++norm) {
+    const std::string name = absl::StrCat("norm", norm), bias = name + "_bias";
+    AddRows({{name.c_str(), {s.width}}, {bias.c_str(), {s.width}, s.norm_biases}}, unit);
+  }
+  AddMatrices(AttentionOf(s), unit);
+  const bool is_latent = s.key_value_rank > 0;
+  AddRows({{"query_norm", {s.head_width}, s.query_norms},
+           {"key_norm", {s.head_width}, s.query_norms},
+           {"query_norm", {s.queries()}, s.whole_query_norms},
+           {"key_norm", {s.keys()}, s.whole_query_norms},
+           {"query_norm", {s.query_rank}, is_latent && s.query_rank > 0},
+           {"key_value_norm", {s.key_value_rank}, is_latent},
+           {"sinks", {s.heads}, s.sinks}},
+          unit);
+  AddMatrices(FeedForwardOf(s, layer), unit);
+  return unit;
+}
+
+// activations.h. `hidden`: widths inside feed-forward, of gate and up together.
+void AddTorch(const ModelShape& s, int64_t hidden, int64_t attended, ModelVisit& visit) {
+  const int64_t keys = s.key_value_rank > 0 ? s.queries() + attended : 2 * s.keys(),
+                inside = s.gated ? hidden / 2 : hidden;
+  visit.torch_kept = s.queries() + keys + attended + 2 * 2 * s.width;
+  visit.torch_kept_bytes = 4 * s.heads;
+  if (s.norm_biases) {
+    visit.torch_kept_bytes += 8;
+  } else {
+    const int64_t others = std::max<int64_t>(0, s.block_norms - 2);  // after a product
+    visit.torch_kept += others * s.width;
+    visit.torch_kept_bytes += (2 + others) * (4 * s.width + 4);
+    if (s.float_norms) visit.torch_kept_bytes += (2 + others) * 2 * s.width;
+  }
+  if (s.query_norms || s.whole_query_norms) {
+    visit.torch_kept += s.queries() + s.keys();
+    visit.torch_kept_bytes += 4 * (s.queries() + s.keys() + s.heads + s.key_value_heads);
+  }
+  if (s.gated) {
+    visit.torch_kept += 4 * inside + (s.joined_queries ? s.queries() : 0);
+  } else {
+    // GPT-2's activation function is several operations; its dropouts keep something, too.
+    visit.torch_kept += s.learned_positions ? 5 * inside + 2 * s.width : 2 * inside;
+  }
+  visit.torch_gradients = s.gated ? 3 * inside + 4 * s.width : 2 * inside + s.width;
+}
+
+ModelVisit VisitOfBlock(const ModelShape& s, int unit, int64_t layer) {
+  const int64_t attended = s.heads * (s.key_value_rank > 0 ? s.value_width : s.head_width);
+  ModelVisit visit{.unit = unit,
+                   .is_block = true,
+                   .products_a_position = static_cast<double>(s.queries() + attended),
+                   .kept = attended,
+                   // The sum of each row of scores; mean and deviation of two norms.
+                   .kept_bytes = 4 * (s.heads + 4),
+                   .kept_a_position = s.heads,
+                   .scratch_a_position = 2 * s.heads};
+  if (s.window > 0 && (layer + 1) % std::max<int64_t>(1, s.whole_every) != 0)
+    visit.window = s.window;
+  int64_t hidden = 0;
+  const auto add = [&](const Matrix& matrix, bool is_hidden) {
+    const int64_t used = matrix.experts > 0 ? s.experts_of_token : 1;
+    visit.products += static_cast<double>(used) * static_cast<double>(matrix.rows) *
+                      static_cast<double>(matrix.columns);
+    if (!matrix.is_kept) return;
+    visit.kept += used * matrix.rows;
+    if (is_hidden) hidden += used * matrix.rows;
+  };
+  for (const Matrix& matrix : AttentionOf(s)) add(matrix, false);
+  // Keys of latent attention are copied together for each head.
+  if (s.key_value_rank > 0) visit.kept += s.queries();
+  for (const Matrix& matrix : FeedForwardOf(s, layer)) add(matrix, true);
+  visit.scratch = 2 * s.width + 2 * hidden;
+  AddTorch(s, hidden, attended, visit);
+  return visit;
 }
 
 }  // namespace
+
+ModelShape ModelShape::Gpt2(ModelShape sizes) {
+  sizes.gated = false;
+  sizes.learned_positions = sizes.norm_biases = sizes.query_biases = sizes.projection_bias =
+      sizes.feed_forward_biases = sizes.joined_queries = true;
+  return sizes;
+}
 
 std::span<const ModelSize> ModelSizes() {
   return kSizes;
@@ -176,6 +309,11 @@ std::span<const ModelShape> NamedShapes() {
 }
 
 absl::StatusOr<ModelShape> ShapeOfName(std::string_view name) {
+  if (name.find('/') != name.npos)
+    return absl::NotFoundError(absl::StrCat(
+        "no model is called ", config::Quoted(name),
+        "; for a model of Hugging Face's hub give its config.json to --config-json, or its files "
+        "to --safetensors"));
   std::string words;
   for (const ModelShape& shape : All()) {
     if (shape.name == name) return shape;
@@ -203,8 +341,10 @@ absl::StatusOr<ModelShape> Complete(ModelShape s) {
   const auto of = [](int64_t a, int64_t b) {
     return static_cast<double>(a) * static_cast<double>(b);
   };
-  const double block = of(s.width, 2 * (s.queries() + s.keys())) +
-                       3 * of(s.width, s.feed_forward) * static_cast<double>(s.experts);
+  const double block = of(s.width, 2 * (s.queries() + s.keys() + s.query_rank + s.key_value_rank)) +
+                       of(s.queries() + s.heads * s.value_width, s.query_rank + s.key_value_rank) +
+                       3 * of(s.width, s.feed_forward) * static_cast<double>(s.experts) +
+                       3 * of(s.width, s.dense_feed_forward + s.shared_feed_forward);
   if (static_cast<double>(s.layers) * block + 2 * of(s.vocabulary, s.width) +
           of(s.context, s.width) >
       0x1p52)
@@ -216,28 +356,40 @@ absl::StatusOr<ModelShape> Complete(ModelShape s) {
   if (s.experts_of_token > s.experts)
     return absl::InvalidArgumentError(absl::StrCat("a token goes through ", s.experts_of_token,
                                                    " experts, but a block has ", s.experts));
+  if (s.key_value_rank > 0 && s.rotary_width >= s.head_width)
+    return absl::InvalidArgumentError(absl::StrCat("the rotary part of a head, ", s.rotary_width,
+                                                   ", is not below its width ", s.head_width));
+  if (s.key_value_rank > 0 && s.value_width == 0) s.value_width = s.head_width;
   if (s.experts > 1 && !s.gated)
     return absl::InvalidArgumentError("only gated models can have experts: leave --experts out");
   return s;
 }
 
 Model ModelOf(const ModelShape& s) {
-  Model model{.name = s.name, .width = s.width, .vocabulary = s.vocabulary, .context = s.context};
-  model.units.push_back(UnitOf("embedding", {{"tokens", {s.vocabulary, s.width}},
-                                             {"positions", {s.context, s.width}, !s.gated},
-                                             {"norm", {s.width}, s.tied_head},
-                                             {"norm_bias", {s.width}, s.tied_head && !s.gated}}));
+  Model model{.name = s.name,
+              .width = s.width,
+              .vocabulary = s.vocabulary,
+              .context = s.context,
+              .experts = s.experts,
+              .experts_of_token = s.experts_of_token};
+  model.units.push_back(
+      UnitOf("embedding", {{"tokens", {s.vocabulary, s.width}},
+                           {"positions", {s.context, s.width}, s.learned_positions},
+                           {"norm", {s.width}, s.tied_head},
+                           {"norm_bias", {s.width}, s.tied_head && s.norm_biases},
+                           {"bias", {s.vocabulary}, s.tied_head && s.head_bias}}));
   model.visits.push_back({.unit = 0});
   for (int64_t layer = 0; layer < s.layers; ++layer) {
     model.units.push_back(BlockOf(s, layer));
-    model.visits.push_back(VisitOfBlock(s, static_cast<int>(layer) + 1));
+    model.visits.push_back(VisitOfBlock(s, static_cast<int>(layer) + 1, layer));
   }
   int head = 0;
   if (!s.tied_head) {
     head = static_cast<int>(model.units.size());
     model.units.push_back(UnitOf("head", {{"norm", {s.width}},
                                           {"tokens", {s.vocabulary, s.width}},
-                                          {"norm_bias", {s.width}, !s.gated}}));
+                                          {"norm_bias", {s.width}, s.norm_biases},
+                                          {"bias", {s.vocabulary}, s.head_bias}}));
   }
   model.visits.push_back(
       {.unit = head, .products = static_cast<double>(s.vocabulary) * static_cast<double>(s.width)});

@@ -31,8 +31,8 @@ std::vector<Tier> TiersOf(const Machine& machine) {
   return tiers;
 }
 
-// The model with so many blocks, all like its first. Blocks follow each other, each with a unit of
-// its own.
+// The model with so many blocks: its own, and more like its last. Blocks follow each other, each
+// with a unit of its own.
 absl::StatusOr<Model> WithBlocks(const Model& model, int64_t blocks) {
   const auto is_block = [](const ModelVisit& visit) { return visit.is_block; };
   const auto begin = model.visits.begin(), end = model.visits.end();
@@ -45,9 +45,10 @@ absl::StatusOr<Model> WithBlocks(const Model& model, int64_t blocks) {
   made.units.assign(model.units.begin(), model.units.begin() + unit);
   made.visits.assign(begin, first);
   for (int block = 0; block < blocks; ++block) {
-    made.visits.push_back(*first);
+    const auto like = std::min<int64_t>(block, last - first - 1);
+    made.visits.push_back(first[like]);
     made.visits.back().unit = unit + block;
-    ModelUnit& copy = made.units.emplace_back(model.units[unit]);
+    ModelUnit& copy = made.units.emplace_back(model.units[first[like].unit]);
     copy.name = absl::StrCat("block", block);
     for (ModelTensor& tensor : copy.tensors)
       tensor.name = absl::StrCat(copy.name, ".", tensor.name);
@@ -99,12 +100,36 @@ std::vector<Answer> AnswersOf(const Question& question, std::span<const Choice> 
                    [&](size_t i) { return AnswerFor(question, choices[i], Depth::kTime); });
 }
 
-// The fastest of all choices that fit, or what a remedy makes of the smallest.
-std::optional<Answer> BestOf(const Question& question) {
-  const std::vector<Answer> answers = AnswerAll(question);
-  const Answer* const fastest = Fastest(answers);
-  if (fastest == nullptr) return RemedyFor(question, answers.back(), Depth::kTime).answer;
-  return *fastest;
+std::vector<int64_t> DivisorsOf(int64_t number) {
+  std::vector<int64_t> low, high;
+  for (int64_t d = 1; d * d <= number; ++d) {
+    if (number % d != 0) continue;
+    low.push_back(d);
+    if (d * d != number) high.push_back(number / d);
+  }
+  low.insert(low.end(), high.rbegin(), high.rend());
+  return low;
+}
+
+// `of_round` 0: all.
+Config WithBatch(Config config, int64_t sequences, int64_t micro_batches, int64_t of_round) {
+  config.train_batch_size = 0;
+  config.micro_batch_size = sequences;
+  config.gradient_accumulation_steps = micro_batches;
+  config.ebb.micro_batches_per_round = of_round == micro_batches && of_round > 1 ? 0 : of_round;
+  return config;
+}
+
+// The largest of `numbers`, which rise, for which `fits`; 0: none. What is too large stays too large.
+int64_t LargestThatFits(std::span<const int64_t> numbers,
+                        const std::function<bool(int64_t)>& fits) {
+  const auto end = std::partition_point(numbers.begin(), numbers.end(), fits);
+  return end == numbers.begin() ? 0 : *(end - 1);
+}
+
+// Whether a round costs more than its kernels: gathers, reductions, or copies of gradients.
+bool RoundsCost(const Choice& choice) {
+  return choice.stage >= 2 || choice.states != Tier::kDevice;
 }
 
 // A configuration that may be faster, and the question that it answers.
@@ -156,7 +181,8 @@ std::vector<Choice> Choices(const Question& question) {
         const Choice choice{.stage = stage, .parameters = parameters, .states = states};
         choices.push_back(choice);
         for (const Tier boundaries : {Tier::kDevice, Tier::kCpu}) {
-          if (question.machine.is_cpu && boundaries == Tier::kCpu) continue;
+          if ((question.machine.is_cpu || question.pass.torch) && boundaries == Tier::kCpu)
+            continue;
           choices.push_back(choice);
           choices.back().boundaries = boundaries;
           choices.back().recompute = true;
@@ -167,8 +193,80 @@ std::vector<Choice> Choices(const Question& question) {
   return choices;
 }
 
+Answer AnswerForBatch(const Question& question, const Choice& choice, Depth depth) {
+  const Config config = question.With(choice);
+  int64_t all = question.sequences_of_rank();
+  if (const int64_t given = question.micro_batch; given > 0)
+    all = std::max<int64_t>(1, all / given) * given;
+  const auto answer = [&](int64_t sequences, int64_t of_round, Depth of) {
+    return AnswerFor(question, WithBatch(config, sequences, all / sequences, of_round),
+                     choice.recompute, of);
+  };
+  const auto fits = [&](int64_t sequences, int64_t of_round) {
+    return answer(sequences, of_round, Depth::kMemory).fits();
+  };
+  std::vector<int64_t> sizes = DivisorsOf(all);
+  if (question.micro_batch > 0) sizes = {question.micro_batch};
+  const int64_t largest =
+      LargestThatFits(sizes, [&](int64_t sequences) { return fits(sequences, 1); });
+  if (largest == 0) return answer(sizes.front(), 1, depth);
+  std::vector<std::pair<int64_t, int64_t>> tries = {{largest, 1}};
+  if (largest < all && RoundsCost(choice)) {
+    const std::vector<int64_t> rounds = DivisorsOf(all / largest);
+    const int64_t of_round =
+        LargestThatFits(rounds, [&](int64_t number) { return fits(largest, number); });
+    if (of_round > 1) tries.emplace_back(largest, of_round);
+    if (of_round < all / largest) {
+      const int64_t whole = LargestThatFits(
+          sizes, [&](int64_t sequences) { return fits(sequences, all / sequences); });
+      if (whole > 0) tries.emplace_back(whole, all / whole);
+    }
+  }
+  if (tries.size() == 1) return answer(largest, 1, depth);
+  Answer best;
+  for (const auto& [sequences, of_round] : tries) {
+    Answer tried = answer(sequences, of_round, Depth::kTime);
+    if (Speed(tried) > Speed(best) * kWorthIt) best = std::move(tried);
+  }
+  return depth == Depth::kTimeAndPeak ? AnswerFor(question, best.config, choice.recompute, depth)
+                                      : best;
+}
+
 std::vector<Answer> AnswerAll(const Question& question) {
-  return AnswersOf(question, Choices(question));
+  const std::vector<Choice> choices = Choices(question);
+  if (question.sequences == 0) return AnswersOf(question, choices);
+  return AnswersOf(choices.size(),
+                   [&](size_t i) { return AnswerForBatch(question, choices[i], Depth::kTime); });
+}
+
+std::optional<LargerBatch> FindLargerBatch(const Question& question, const Answer& from) {
+  if (question.sequences > 0 || question.pass.own_activations >= 0 || !from.time)
+    return std::nullopt;
+  // The plans of such a model take seconds each.
+  if (from.config.uses_nvme() &&
+      question.model.trained_parameters() / question.ranks > kLargerParametersOnNvme)
+    return std::nullopt;
+  const int64_t now = std::max<int64_t>(1, from.config.micro_batch_size) *
+                      std::max<int64_t>(1, from.config.gradient_accumulation_steps);
+  int64_t of_rank = 4 * now;
+  while (of_rank * question.ranks * question.pass.context < kLargerTokens && of_rank < 1 << 19)
+    of_rank *= 2;
+  Question larger = question;
+  larger.config = from.config;
+  larger.sequences = of_rank * question.ranks;
+  std::vector<Choice> choices = {from.choice};
+  for (const Tier boundaries : {Tier::kDevice, Tier::kCpu}) {
+    if ((question.machine.is_cpu || question.pass.torch) && boundaries == Tier::kCpu) continue;
+    choices.push_back(from.choice);
+    choices.back().recompute = true;
+    choices.back().boundaries = boundaries;
+  }
+  std::vector<Answer> answers = AnswersOf(
+      choices.size(), [&](size_t i) { return AnswerForBatch(larger, choices[i], Depth::kTime); });
+  const Answer* const best = Fastest(answers);
+  constexpr double kMuch = 1.05;
+  if (best == nullptr || Speed(*best) <= Speed(from) * kMuch) return std::nullopt;
+  return LargerBatch{.tokens = larger.sequences * question.pass.context, .answer = *best};
 }
 
 const Answer* Fastest(std::span<const Answer> answers) {
@@ -214,9 +312,17 @@ std::optional<Change> BestChange(const Question& question, const Answer& from) {
     config.train_batch_size *= 2;
     add(config, " (a larger batch, which trains differently)");
   };
-  if (!has_own_activations) twice(&Config::micro_batch_size);
-  twice(&Config::gradient_accumulation_steps);
+  if (question.sequences == 0) {
+    if (!has_own_activations) twice(&Config::micro_batch_size);
+    twice(&Config::gradient_accumulation_steps);
+  }
   Config config = from.config;
+  for (const int64_t of_round : {0, 1}) {
+    if (has_own_activations || config.gradient_accumulation_steps <= 1) break;
+    config.ebb.micro_batches_per_round = of_round;
+    if (of_round != from.config.ebb.micro_batches_per_round) add(config);
+  }
+  config = from.config;
   if (const int64_t free = from.room[1] - from.held[1]; config.uses_nvme() && free > 0) {
     // Free RAM holds a part of the state that is on NVMe.
     config.ebb.host_memory = (from.room[1] - free / 8) >> 20 << 20;
@@ -274,43 +380,13 @@ std::optional<Change> BestPurchase(const Question& question, const Answer& from)
   return FastestOf(tries, from);
 }
 
-double Offer::price_of(double tokens) const {
-  constexpr double kHour = 3600;
-  return hosts == 0 ? 0 : price_an_hour * hosts * tokens / Speed(*answer) / kHour;
-}
-
-void FillOffer(Question question, Offer& offer) {
-  question.machine = offer.machine;
-  const int most = offer.machine.network_gb_s > 0 ? kHostsMax : 1;
-  double least = 0;  // hosts for a token a second
-  for (int hosts = 1; hosts <= most; hosts *= 2) {
-    if (offer.hosts > 0 && hosts > offer.hosts * kHostsAhead) return;
-    question.ranks = static_cast<int>(offer.machine.gpus) * hosts;
-    const std::optional<Answer> best = BestOf(question);
-    if (!best) continue;
-    const double of_token = hosts / Speed(*best);
-    if (offer.hosts > 0 && of_token * kWorthIt >= least) continue;
-    least = of_token;
-    offer.hosts = hosts;
-    offer.answer = best;
-  }
-}
-
-const Offer* Cheapest(std::span<const Offer> offers) {
-  constexpr double kTokens = 1;
-  const Offer* cheapest = nullptr;
-  for (const Offer& offer : offers) {
-    const double price = offer.price_of(kTokens);
-    if (price > 0 && (cheapest == nullptr || price < cheapest->price_of(kTokens)))
-      cheapest = &offer;
-  }
-  return cheapest;
-}
-
 absl::StatusOr<Largest> FindLargest(const Question& question, Quantity quantity,
-                                    const std::optional<Choice>& asked) {
+                                    const std::optional<Choice>& asked,
+                                    std::optional<Tier> states) {
   const int64_t most = FactsOf(quantity).most;
-  const std::vector<Choice> choices = asked ? std::vector{*asked} : Choices(question);
+  std::vector<Choice> choices = asked ? std::vector{*asked} : Choices(question);
+  if (states)
+    std::erase_if(choices, [&](const Choice& choice) { return choice.states != *states; });
   Largest found{.question = question};
   // A context is searched in multiples of 64.
   const auto unit = [&] {
@@ -350,7 +426,7 @@ absl::StatusOr<Largest> FindLargest(const Question& question, Quantity quantity,
                           return AnswerFor(of, *choice, Depth::kMemory);
                         }).status());
   // A remedy for one more is searched further with its keys, until there is no other.
-  for (bool extended = !asked; extended && next() <= most;) {
+  for (bool extended = !asked && !states; extended && next() <= most;) {
     EBB_ASSIGN_OR_RETURN(const Question more, With(question, quantity, next()));
     const Answer least = AnswerFor(more, choices.back(), Depth::kMemory);
     const std::optional<Answer> remedied = RemedyFor(more, least, Depth::kMemory).answer;

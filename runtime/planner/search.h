@@ -18,7 +18,22 @@ namespace ebb::planner {
 // has a disk.
 std::vector<Choice> Choices(const Question& question);
 
+// The fastest way to cut the question's sequences into micro-batches and rounds: the largest
+// micro-batch that fits, alone in a round, with others in it, or all of a step in one round.
+Answer AnswerForBatch(const Question& question, const Choice& choice, Depth depth);
+
+// An answer for each choice; if the question has sequences, that of AnswerForBatch.
 std::vector<Answer> AnswerAll(const Question& question);
+
+// A larger batch, which trains differently, and its answer: at least kLargerTokens a step and four times
+// `from`'s, at its stage and tiers, with or without recomputing. Nothing: it is not faster by 5%, or
+// NVMe holds more than kLargerParametersOnNvme of a rank.
+inline constexpr int64_t kLargerTokens = 1 << 19, kLargerParametersOnNvme = 20'000'000'000;
+struct LargerBatch {
+  int64_t tokens = 0;  // of a step of all ranks
+  Answer answer;
+};
+std::optional<LargerBatch> FindLargerBatch(const Question& question, const Answer& from);
 
 // The answer with most tokens a second of those that fit. Among answers within half a percent of
 // it, the first, because it offloads least. Null: none fits.
@@ -53,23 +68,12 @@ struct Largest {
   Answer answer = {};     // of the choice that fits, or of the one that needs least memory
 };
 // kModel: more layers of the same shape; the model has equal blocks. `asked`: the choice that must
-// fit; none: any choice, or what RemedyFor makes of one.
+// fit; none: any choice, or what RemedyFor makes of one. `states`: only choices with states there.
 absl::StatusOr<Largest> FindLargest(const Question& question, Quantity quantity,
-                                    const std::optional<Choice>& asked = std::nullopt);
+                                    const std::optional<Choice>& asked = std::nullopt,
+                                    std::optional<Tier> states = std::nullopt);
 
-// A machine to rent, and the answer for the number of hosts with the cheapest tokens.
-struct Offer {
-  Machine machine;
-  double price_an_hour = 0;  // of a host, in any currency; 0: not known
-  int hosts = 0;             // 1, 2, 4, ...; 0: it does not fit on any number of hosts
-  std::optional<Answer> answer = {};
-  // 0: not known.
-  double price_of(double tokens) const;
-};
-// Tries powers of two up to kHostsMax, and up to kHostsAhead times the best so far.
-inline constexpr int kHostsMax = 1024, kHostsAhead = 4;
-void FillOffer(Question question, Offer& offer);
-// Null: none fits, or none has a price.
-const Offer* Cheapest(std::span<const Offer> offers);
+// A line about what other programs do with a model of this size; "": nothing else.
+std::string OtherParallelism(const Question& question);
 
 }  // namespace ebb::planner

@@ -13,6 +13,7 @@
 #include "ebb/runtime/planner/answer_json.h"
 #include "ebb/runtime/planner/answer_table.h"
 #include "ebb/runtime/planner/model_shape.h"
+#include "ebb/runtime/planner/named_machines.h"
 #include "ebb/runtime/planner/peers.h"
 #include "ebb/runtime/planner/search.h"
 #include "nlohmann/json.hpp"
@@ -64,15 +65,14 @@ double StateGB(const Answer& answer, Tier tier) {
 TEST(Anchors, ZeroTable1IsReproduced) {
   constexpr double kPublished[] = {120, 31.4, 16.6, 1.9};
   Question question = QuestionOf("gpt2", "8xh100", 64);
-  question.model = ModelOf(*Complete({.name = "7.5B",
-                                      .layers = 36,
-                                      .width = 4096,
-                                      .heads = 32,
-                                      .feed_forward = 4 * 4096,
-                                      .vocabulary = 62'000,
-                                      .context = 1024,
-                                      .gated = false,
-                                      .tied_head = true}));
+  question.model = ModelOf(*Complete(ModelShape::Gpt2({.name = "7.5B",
+                                                       .layers = 36,
+                                                       .width = 4096,
+                                                       .heads = 32,
+                                                       .feed_forward = 4 * 4096,
+                                                       .vocabulary = 62'000,
+                                                       .context = 1024,
+                                                       .tied_head = true})));
   question.config.accumulation = DType::kBFloat16;
   const double billions = static_cast<double>(question.model.parameters()) / 1e9;
   ASSERT_NEAR(billions, 7.5, 0.01);

@@ -48,14 +48,13 @@ gpt::Workload GptOf(const Case& c, const Config& config) {
 }
 
 Model ModelOf(const Case& c) {
-  return planner::ModelOf(*Complete({.name = "gpt",
-                                     .layers = c.layers,
-                                     .width = c.width,
-                                     .heads = c.heads,
-                                     .vocabulary = c.vocabulary,
-                                     .context = c.context,
-                                     .gated = false,
-                                     .tied_head = true}));
+  return planner::ModelOf(*Complete(ModelShape::Gpt2({.name = "gpt",
+                                                      .layers = c.layers,
+                                                      .width = c.width,
+                                                      .heads = c.heads,
+                                                      .vocabulary = c.vocabulary,
+                                                      .context = c.context,
+                                                      .tied_head = true})));
 }
 
 Pass PassOf(const Case& c) {

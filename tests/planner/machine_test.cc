@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/planner/named_machines.h"
 #include "tests/status.h"
 
 namespace ebb::planner::machine_test {
@@ -17,7 +18,9 @@ namespace {
 using ::ebb::testing::Says;
 
 TEST(Machine, NamedOnesReadBackFromTheirJson) {
-  for (const char* name : {"8xh100", "8xh200", "8xa100", "rtx4090-64gb"}) {
+  for (const char* name :
+       {"8xh100", "8xh200", "8xa100", "8xb200", "8xa100-40", "2xa100-80", "3xl40s", "1xa6000",
+        "4xrtx4090", "1xrtx3090", "8xrtx5090", "rtx4090-64gb"}) {
     ASSERT_OK_AND_ASSIGN(const Machine machine, MachineOfName(name));
     ASSERT_OK_AND_ASSIGN(const Machine again, MachineOfJson(ToJson(machine), name));
     EXPECT_EQ(ToJson(again), ToJson(machine));
@@ -27,13 +30,45 @@ TEST(Machine, NamedOnesReadBackFromTheirJson) {
 }
 
 TEST(Machine, RanksShareTheirHostsResources) {
-  const Machine machine = *MachineOfName("8xh100");
+  Machine machine = *MachineOfName("8xh100");
   EXPECT_EQ(machine.ranks_per_host(64), 8);
   EXPECT_EQ(machine.ranks_per_host(2), 2);
+  // Two of eight GPUs have a quarter of the host, or all of it.
+  EXPECT_EQ(machine.ram_room(2), machine.ram_room(64));
+  machine.whole_host = true;
   EXPECT_NEAR(static_cast<double>(machine.ram_room(2)) / static_cast<double>(machine.ram_room(64)),
               4, 0.01);
   EXPECT_EQ(machine.device_room(2), machine.device_room(64));
   EXPECT_DOUBLE_EQ(machine.ForSimulation(64).rates[sharding::Resource::kNetwork], 5e10);
+}
+
+TEST(Machine, ANameSaysHowManyGpus) {
+  const Machine eight = *MachineOfName("8xh100"), two = *MachineOfName("2xh100"),
+                sixteen = *MachineOfName("16xh100"), all = *MachineOfName("2xh100", true);
+  EXPECT_EQ(two.gpus, 2);
+  EXPECT_EQ(two.ram * 4, eight.ram);
+  EXPECT_EQ(two.cores * 4, eight.cores);
+  EXPECT_EQ(two.disk_write_gb_s * 4, eight.disk_write_gb_s);
+  EXPECT_EQ(two.network_gb_s, 0);  // no other host has the rest
+  EXPECT_EQ(two.link_gb_s, eight.link_gb_s);
+  EXPECT_EQ(all.ram, eight.ram);
+  EXPECT_EQ(sixteen.gpus, 8);
+  EXPECT_EQ(sixteen.named_ranks, 16);
+  EXPECT_EQ(MachineOfName("2xl40s")->link_gb_s, MachineOfName("2xl40s")->pcie_gb_s / 2);
+  EXPECT_EQ(MachineOfName("1xl40s")->link_gb_s, 0);
+  for (const char* wrong : {"h100", "xh100", "0xh100", "-1xh100", "8x", "8xh1000", "9999999xh100"})
+    EXPECT_FALSE(MachineOfName(wrong).ok()) << wrong;
+}
+
+TEST(Machine, EveryRateOfANameHasASource) {
+  for (const char* name : {"8xh100", "1xa6000", "4xrtx4090"}) {
+    const Machine machine = *MachineOfName(name);
+    for (const char* key : {"gpu_memory", "gpu_memory_gb_s", "gpu_teraflops", "gpu_peak_teraflops",
+                            "link_gb_s", "pcie_gb_s", "ram", "disk", "network_gb_s"})
+      EXPECT_FALSE(machine.sources.at(key).empty()) << name << key;
+  }
+  EXPECT_THAT(MachineOfJson(R"({"sources": 1})", "m"), Says("must be an object of texts"));
+  EXPECT_THAT(MachineOfJson(R"({"sources": {"ram": 1}})", "m"), Says("must be an object of texts"));
 }
 
 TEST(Machine, NamesTheErrorInAFile) {

@@ -19,6 +19,8 @@
 #include "ebb/runtime/planner/answer.h"
 #include "ebb/runtime/planner/hugging_face_config.h"
 #include "ebb/runtime/planner/model_of_tensors.h"
+#include "ebb/runtime/planner/named_machines.h"
+#include "nlohmann/json.hpp"
 #include "tests/status.h"
 
 namespace ebb::planner::model_shape_test {
@@ -144,6 +146,118 @@ TEST(HuggingFaceConfig, GivesTheShapeOfEachFamily) {
   }
 }
 
+// Random configs of each type, with the parameters that transformers makes of them:
+// hugging_face_counts.py writes the file.
+TEST(HuggingFaceConfig, CountsWhatTransformersMakes) {
+  std::ifstream file(EBB_PLANNER_TESTS "/hugging_face_counts.json");
+  const auto rows = nlohmann::json::parse(file);
+  ASSERT_GE(rows.size(), 160u);
+  for (const auto& row : rows) {
+    const std::string text = row["config"].dump();
+    const absl::StatusOr<ModelShape> shape = ShapeOfConfigJson(text, "config.json");
+    ASSERT_OK(shape.status()) << text;
+    EXPECT_EQ(ModelOf(*shape).parameters(), row["parameters"]) << text;
+  }
+}
+
+// The published sizes of models with latent attention, shared experts, or four norms a block.
+TEST(HuggingFaceConfig, CountsPublishedModels) {
+  const std::pair<const char*, double> kFiles[] = {
+      {R"("model_type": "deepseek_v3", "hidden_size": 7168, "intermediate_size": 18432,
+          "moe_intermediate_size": 2048, "num_hidden_layers": 61, "num_attention_heads": 128,
+          "num_key_value_heads": 128, "n_shared_experts": 1, "n_routed_experts": 256,
+          "num_experts_per_tok": 8, "first_k_dense_replace": 3, "q_lora_rank": 1536,
+          "kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128,
+          "vocab_size": 129280, "max_position_embeddings": 163840, "tie_word_embeddings": false)",
+       671.0e9},
+      {R"("model_type": "gemma2", "hidden_size": 3584, "intermediate_size": 14336,
+          "num_hidden_layers": 42, "num_attention_heads": 16, "num_key_value_heads": 8,
+          "head_dim": 256, "vocab_size": 256000, "sliding_window": 4096)",
+       9.24e9},
+      {R"("model_type": "phi3", "hidden_size": 3072, "intermediate_size": 8192,
+          "num_hidden_layers": 32, "num_attention_heads": 32, "vocab_size": 32064)",
+       3.82e9},
+      {R"("model_type": "falcon", "hidden_size": 4544, "num_hidden_layers": 32,
+          "num_attention_heads": 71, "vocab_size": 65024, "multi_query": true)",
+       6.92e9}};
+  for (const auto& [keys, parameters] : kFiles) {
+    ASSERT_OK_AND_ASSIGN(const ModelShape shape,
+                         ShapeOfConfigJson(absl::StrCat("{", keys, "}"), "config.json"));
+    EXPECT_NEAR(static_cast<double>(ModelOf(shape).parameters()), parameters, 0.002 * parameters)
+        << keys;
+  }
+}
+
+// Bytes of a token that ebb.count_activations counts for transformers' model on the CPU, in bf16, with
+// SDPA and 1,024 tokens: width 512, 8 heads (2 of keys and values but in GPT-2 and GPT-NeoX), 1,408
+// inside feed-forward (GPT-2: 2,048), 4,096 words; for 4 layers, without and with checkpointing.
+TEST(Activations, AreWhatEagerTorchKeeps) {
+  const std::string sizes = R"("hidden_size": 512, "num_attention_heads": 8,
+      "intermediate_size": 1408, "vocab_size": 4096, "num_hidden_layers": 4,
+      "tie_word_embeddings": false, "num_key_value_heads": )";
+  struct Counted {
+    std::string keys;
+    int64_t kept, recomputed;
+  };
+  const Counted kCounted[] = {
+      {R"("model_type": "gpt2", "n_embd": 512, "n_layer": 4, "n_head": 8, "vocab_size": 4096)",
+       4 * 30760 + 51212, 4 * 1024 + 52236},
+      {R"("model_type": "llama", )" + sizes + "2", 4 * 22056 + 53508, 4 * 1024 + 54540},
+      {R"("model_type": "mistral", )" + sizes + "2", 4 * 22056 + 53508, 4 * 1024 + 54540},
+      {R"("model_type": "qwen2", )" + sizes + "2", 4 * 22056 + 53508, 4 * 1024 + 54540},
+      {R"("model_type": "qwen3", "head_dim": 64, )" + sizes + "2", 4 * 25936 + 53508,
+       4 * 1024 + 54540},
+      {R"("model_type": "gemma", "head_dim": 64, )" + sizes + "2", 4 * 24108 + 54534,
+       4 * 1024 + 55566},
+      {R"("model_type": "phi3", )" + sizes + "2", 4 * 23080 + 53508, 4 * 1024 + 54540},
+      {R"("model_type": "gpt_neox", )" + sizes + "8", 4 * 13864 + 51268, 4 * 1024 + 52300}};
+  for (const auto& [keys, kept, recomputed] : kCounted) {
+    ASSERT_OK_AND_ASSIGN(const ModelShape shape,
+                         ShapeOfConfigJson(absl::StrCat("{", keys, "}"), "config.json"));
+    const Model model = ModelOf(shape);
+    Pass pass{.context = 1024, .torch = true};
+    for (const bool recompute : {false, true}) {
+      pass.recompute = recompute;
+      const auto counted = static_cast<double>(recompute ? recomputed : kept);
+      EXPECT_NEAR(static_cast<double>(ActivationsOf(model, pass)->workspace()) / 1024, counted,
+                  0.1 * counted)
+          << keys << (recompute ? ", recomputed" : "");
+    }
+  }
+  // A small vocabulary: the peak is in a block's backward.
+  ModelShape small = *Complete({.layers = 4,
+                                .width = 512,
+                                .heads = 8,
+                                .key_value_heads = 2,
+                                .feed_forward = 1408,
+                                .vocabulary = 64,
+                                .context = 1024});
+  EXPECT_NEAR(static_cast<double>(
+                  ActivationsOf(ModelOf(small), {.context = 1024, .torch = true})->workspace()) /
+                  1024,
+              4 * 22056 + 12609, 0.02 * (4 * 22056 + 12609));
+}
+
+// A token of a layer with a window attends to fewer positions; of a short context to all.
+TEST(HuggingFaceConfig, AWindowSavesOperationsOfLongContexts) {
+  ModelShape shape = *Complete({.layers = 6,
+                                .width = 64,
+                                .heads = 4,
+                                .vocabulary = 100,
+                                .context = 1 << 16,
+                                .window = 128,
+                                .whole_every = 6});
+  const Model windowed = ModelOf(shape);
+  shape.window = 0;
+  const Model whole = ModelOf(shape);
+  EXPECT_EQ(FlopsOf(windowed, {.context = 128}), FlopsOf(whole, {.context = 128}));
+  // In five of six layers 128 positions for each token but the first 128, not half of 8,192.
+  const double products = 2 * 4 * 16, tokens = 8192,
+               saved = 3 * 2 * tokens * products * 5 * (4096 - (128 - 1));
+  EXPECT_NEAR(FlopsOf(whole, {.context = 8192}) - FlopsOf(windowed, {.context = 8192}), saved,
+              1e-9 * saved);
+}
+
 TEST(HuggingFaceConfig, OfAMultimodalModelOnlyTheTextIsCountedAndTheNameSaysSo) {
   ASSERT_OK_AND_ASSIGN(const ModelShape shape,
                        ShapeOfConfigJson(R"({"model_type": "llava", "vision_config": {},
@@ -165,13 +279,15 @@ TEST(HuggingFaceConfig, RefusesModelsThatItWouldCountWrongly) {
   };
   EXPECT_OK(with(R"("model_type": "llama", "attention_bias": false, "mlp_bias": null)"));
   for (const std::string type :
-       {"phi", "gpt_bigcode", "qwen2_moe", "opt", "deepseek_v3", "gpt_neox"})
+       {"gpt_bigcode", "opt", "bloom", "mamba", "deepseek_v4", "qwen3_next"})
     EXPECT_THAT(with(absl::StrCat("\"model_type\": \"", type, "\"")),
-                Says(type, "qwen3_moe, gemma", "--safetensors"));
+                Says(type, "qwen3, gemma", "--safetensors"));
   for (const std::string key :
-       {"\"attention_bias\": true", "\"mlp_bias\": true", "\"num_local_experts\": 8",
-        "\"n_shared_experts\": 1", "\"decoder_sparse_step\": 2", "\"mlp_only_layers\": [1]"})
+       {"\"add_cross_attention\": true", "\"num_local_experts\": 8", "\"n_shared_experts\": 1",
+        "\"decoder_sparse_step\": 2", "\"mlp_only_layers\": [1]"})
     EXPECT_THAT(with("\"model_type\": \"llama\", " + key), Says(key.substr(0, key.find(':'))));
+  for (const std::string key : {"\"attention_bias\": true", "\"mlp_bias\": true"})
+    EXPECT_THAT(with("\"model_type\": \"mistral\", " + key), Says(key.substr(0, key.find(':'))));
   // A router of one expert, or a dense block of another width. Qwen3-MoE's class has a default for
   // the width of an expert, which is not that of a dense block.
   const std::pair<const char*, const char*> kExperts[] = {

@@ -1,9 +1,9 @@
 // ebb-plan as a program: its output, its files, and how it refuses senseless questions.
+#include "tests/planner/plan_program.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -16,55 +16,10 @@
 #include "ebb/runtime/config/config.h"
 #include "nlohmann/json.hpp"
 
-namespace ebb {
+namespace ebb::plan_program_test {
 namespace {
 
 using ::testing::HasSubstr;
-namespace fs = std::filesystem;
-
-struct Ended {
-  int code = 0;
-  std::string printed;  // both streams
-};
-
-class PlanProgramTest : public ::testing::Test {
- protected:
-  PlanProgramTest() { fs::create_directories(folder_); }
-  ~PlanProgramTest() override { fs::remove_all(folder_); }
-
-  std::string Path(const std::string& name) const { return absl::StrCat(folder_, "/", name); }
-  std::string Write(const std::string& name, const std::string& text) const {
-    std::ofstream(Path(name), std::ios::binary) << text;
-    return Path(name);
-  }
-  static std::string Read(const std::string& path) {
-    std::ostringstream text;
-    text << std::ifstream(path, std::ios::binary).rdbuf();
-    return text.str();
-  }
-  static Ended Run(const std::string& arguments) {
-    FILE* pipe = popen(absl::StrCat("'" EBB_PLAN_PROGRAM "' ", arguments, " 2>&1").c_str(), "r");
-    Ended ended;
-    char bytes[4096];
-    while (const size_t got = std::fread(bytes, 1, sizeof(bytes), pipe))
-      ended.printed.append(bytes, got);
-    const int status = pclose(pipe);
-    ended.code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-    return ended;
-  }
-  static nlohmann::json Json(const std::string& arguments) {
-    return nlohmann::json::parse(Run(arguments + " --json").printed);
-  }
-  // One line, exit status 2.
-  static void ExpectRefused(const std::string& arguments, const std::string& what) {
-    const Ended ended = Run(arguments);
-    EXPECT_EQ(ended.code, 2) << arguments;
-    EXPECT_EQ(std::count(ended.printed.begin(), ended.printed.end(), '\n'), 1) << ended.printed;
-    EXPECT_THAT(ended.printed, HasSubstr(what)) << arguments;
-  }
-
-  const std::string folder_ = absl::StrCat(testing::TempDir(), "/plan_program_", getpid());
-};
 
 TEST_F(PlanProgramTest, WrongWordsGetTheNearestOne) {
   ExpectRefused("--modle gpt2", "did you mean --model");
@@ -350,4 +305,4 @@ TEST_F(PlanProgramTest, AMachineThatIsShownIsAMachine) {
 }
 
 }  // namespace
-}  // namespace ebb
+}  // namespace ebb::plan_program_test

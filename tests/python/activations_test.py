@@ -1,5 +1,7 @@
 """What a model needs, counted without computing: the memory of its activations, and its shapes for ebb-plan."""
 
+import json
+
 import pytest
 import torch
 from torch import nn
@@ -107,3 +109,27 @@ def test_shapes_are_written_as_a_file_that_libraries_read(tmp_path):
     }
     with pytest.raises(ebb.Error, match="'weight' is torch.complex64"):
         ebb.write_shapes(nn.Linear(2, 2, dtype=torch.complex64), file)
+
+
+def test_shapes_say_what_trains_and_what_bytes_stand_for(tmp_path):
+    from safetensors import safe_open
+
+    class Quantized:  # as bitsandbytes' QuantState
+        shape = torch.Size([96, 64])
+
+    model = nn.Module()
+    model.base = nn.Parameter(torch.zeros(96 * 64 // 2, 1, dtype=torch.uint8), requires_grad=False)
+    model.base.quant_state = Quantized()
+    model.norm = nn.Parameter(torch.zeros(64, dtype=torch.bfloat16), requires_grad=False)
+    model.lora_A = nn.Parameter(torch.zeros(4, 64, dtype=torch.bfloat16))
+    file = tmp_path / "shapes.safetensors"
+    ebb.write_shapes(model, file)
+    with safe_open(file, "pt") as read:
+        metadata = read.metadata()
+        assert read.get_slice("base").get_dtype() == "U8"
+        assert read.get_slice("lora_A").get_dtype() == "BF16"
+    assert json.loads(metadata["ebb.frozen"]) == ["base", "norm"]
+    assert json.loads(metadata["ebb.shapes"]) == {"base": [96, 64]}
+    ebb.write_shapes(nn.Linear(2, 2), file)
+    with safe_open(file, "pt") as read:
+        assert read.metadata() == {"format": "pt"}

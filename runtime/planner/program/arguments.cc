@@ -1,10 +1,13 @@
 #include "ebb/runtime/planner/program/arguments.h"
 
+#include <algorithm>
+#include <cmath>
 #include <span>
 #include <utility>
 #include <vector>
 
 #include "CLI/CLI.hpp"
+#include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -13,6 +16,7 @@
 #include "ebb/runtime/config/nearest.h"
 #include "ebb/runtime/planner/measure.h"
 #include "ebb/runtime/planner/model_shape.h"
+#include "ebb/runtime/planner/named_machines.h"
 #include "ebb/runtime/planner/program/model_arguments.h"
 
 namespace ebb::planner {
@@ -23,12 +27,16 @@ constexpr int kRanksMax = 1 << 20;
 constexpr int64_t kBatchMax = 1 << 20, kContextMax = 1 << 28;
 constexpr int64_t kActivationsMin = 1 << 20;
 constexpr double kPriceMax = 1e9;
+constexpr int64_t kComparedTokens = 1 << 20;  // of a step, if machines are compared
 
 // The values of the flags; sizes, files and relations between flags are unchecked.
 struct Given {
   ModelArguments model;
   std::string machine = "8xh100", config, activations, nvme_path;
   std::vector<std::string> compared;
+  std::string batch_tokens, tokens;
+  double price = 0, efficiency = 0;
+  bool whole_host = false;
   int64_t batch = 0, micro_batches = 0, context = 0;
   int ranks = 0, stage = -1;
   std::optional<Tier> parameters, states, boundaries;
@@ -43,18 +51,63 @@ struct Given {
   }
 };
 
-absl::StatusOr<Machine> MachineOf(const std::string& word, const std::string& nvme_path) {
-  if (word == "here") return MeasureHere(nvme_path.empty() ? "." : nvme_path);
-  absl::StatusOr<Machine> machine =
-      ReadAs(word, [&](const std::string& text) { return MachineOfJson(text, word); });
-  return absl::IsNotFound(machine.status()) ? MachineOfName(word) : machine;
+absl::StatusOr<Machine> MachineOf(const std::string& word, const Given& given) {
+  const auto read = [&]() -> absl::StatusOr<Machine> {
+    if (word == "here") return MeasureHere(given.nvme_path.empty() ? "." : given.nvme_path);
+    absl::StatusOr<Machine> machine =
+        ReadAs(word, [&](const std::string& text) { return MachineOfJson(text, word); });
+    return absl::IsNotFound(machine.status()) ? MachineOfName(word, given.whole_host) : machine;
+  };
+  EBB_ASSIGN_OR_RETURN(Machine machine, read());
+  machine.whole_host = given.whole_host;
+  if (given.efficiency <= 0) return machine;
+  if (machine.gpu_peak_teraflops <= 0)
+    return absl::InvalidArgumentError(
+        absl::StrCat("--efficiency is a share of \"gpu_peak_teraflops\", which ", machine.name,
+                     " does not have: write gpu_teraflops into its file"));
+  machine.gpu_teraflops = given.efficiency * machine.gpu_peak_teraflops;
+  machine.sources["gpu_teraflops"] = "given";
+  return machine;
+}
+
+// "4M", "1e9", "500000": a number of tokens, at least 1.
+absl::StatusOr<double> TokensOf(const char* flag, const std::string& word) {
+  constexpr std::pair<char, double> kSuffixes[] = {{'K', 1e3}, {'M', 1e6}, {'B', 1e9}, {'T', 1e12}};
+  constexpr double kTokensMax = 1e18;
+  std::string number = word;
+  double factor = 1, tokens = 0;
+  for (const auto& [suffix, times] : kSuffixes) {
+    if (!number.empty() &&
+        absl::ascii_toupper(static_cast<unsigned char>(number.back())) == suffix) {
+      factor = times;
+      number.pop_back();
+    }
+  }
+  if (!absl::SimpleAtod(number, &tokens) ||
+      !(tokens * factor >= 1 && tokens * factor <= kTokensMax))
+    return absl::InvalidArgumentError(
+        absl::StrCat(flag, " is ", config::Quoted(word),
+                     ": it must be a number of tokens, such as 500000, 4M or 1e9"));
+  return tokens * factor;
+}
+
+// The sequences of a step of all ranks that have about so many tokens.
+absl::StatusOr<int64_t> SequencesOf(const Given& given, int64_t context, int ranks) {
+  EBB_ASSIGN_OR_RETURN(const double tokens, TokensOf("--batch-tokens", given.batch_tokens));
+  const double sequences = std::round(tokens / static_cast<double>(context));
+  if (sequences < ranks || sequences > static_cast<double>(kBatchMax))
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--batch-tokens ", given.batch_tokens, " are ", sequences, " sequences of ", context,
+        " tokens: they must be at least one for each of ", ranks, " ranks, and at most ", kBatchMax,
+        "; give other tokens, a shorter --context or fewer --ranks"));
+  return static_cast<int64_t>(sequences);
 }
 
 // "8xh100=24.5": a machine, with the price of a host for an hour.
-absl::StatusOr<Offer> OfferOf(const std::string& word, const std::string& nvme_path) {
+absl::StatusOr<Offer> OfferOf(const std::string& word, const Given& given) {
   const size_t equals = word.rfind('=');
   Offer offer;
-  EBB_ASSIGN_OR_RETURN(offer.machine, MachineOf(word.substr(0, equals), nvme_path));
+  EBB_ASSIGN_OR_RETURN(offer.machine, MachineOf(word.substr(0, equals), given));
   if (equals == std::string::npos) return offer;
   if (!absl::SimpleAtod(word.substr(equals + 1), &offer.price_an_hour) ||
       !(offer.price_an_hour > 0 && offer.price_an_hour <= kPriceMax))
@@ -110,19 +163,41 @@ void CompleteBatch(int ranks, Config& config) {
   config.gradient_accumulation_steps = whole->gradient_accumulation_steps;
 }
 
+// Warnings about what a part of a host, or one that is not full, has.
+void WarnOfHosts(const Question& question, std::vector<std::string>& warnings) {
+  const int here = question.machine.ranks_per_host(question.ranks),
+            gpus = static_cast<int>(question.machine.gpus);
+  if (question.machine.is_cpu) return;
+  if (question.ranks % here != 0)
+    warnings.push_back(absl::StrCat(question.ranks, " ranks do not fill ", question.hosts(),
+                                    " hosts of ", gpus, ": the last has ", question.ranks % here,
+                                    ", and is planned like the others"));
+  if (question.ranks < gpus && !question.machine.whole_host)
+    warnings.push_back(absl::StrCat(
+        question.ranks, " of the host's ", gpus, " GPUs ", question.ranks == 1 ? "has" : "have",
+        " that part of its RAM, cores and disks; --whole-host gives all"));
+}
+
 absl::StatusOr<Arguments> ArgumentsOf(const Given& given) {
   Arguments arguments{
       .largest = given.largest, .all = given.all, .json = given.json, .files = given.files};
   Question& question = arguments.question;
   EBB_ASSIGN_OR_RETURN(question.model, ModelOf(given.model));
-  EBB_ASSIGN_OR_RETURN(question.machine, MachineOf(given.machine, given.nvme_path));
-  question.ranks = given.ranks > 0 ? given.ranks : question.machine.ranks_per_host(kRanksMax);
+  EBB_ASSIGN_OR_RETURN(question.machine, MachineOf(given.machine, given));
+  question.ranks = given.ranks > 0                    ? given.ranks
+                   : question.machine.named_ranks > 0 ? question.machine.named_ranks
+                                                      : question.machine.ranks_per_host(kRanksMax);
   if (question.ranks > question.machine.gpus && question.machine.network_gb_s <= 0)
     return absl::InvalidArgumentError(
         absl::StrCat("--ranks ", question.ranks, ": ", question.machine.name, " has ",
                      question.machine.gpus, " and no network_gb_s for more hosts than one"));
   if (question.machine.is_cpu)
     question.machine.gpus = std::max<double>(question.machine.gpus, question.ranks);
+  if (given.compared.empty()) WarnOfHosts(question, arguments.warnings);
+  question.price_an_hour = given.price;
+  if (!given.tokens.empty()) {
+    EBB_ASSIGN_OR_RETURN(question.tokens, TokensOf("--tokens", given.tokens));
+  }
   EBB_ASSIGN_OR_RETURN(question.config, ConfigOf(given, question.model));
   for (const std::string& unknown : question.config.warnings)
     arguments.warnings.push_back(absl::StrCat(given.config, ": ", unknown));
@@ -141,14 +216,37 @@ absl::StatusOr<Arguments> ArgumentsOf(const Given& given) {
                                               longest, " tokens that ", question.model.name,
                                               " is made for"));
   question.model.GrowPositions(pass.context);
+  question.micro_batch = given.batch;
+  const int64_t whole = question.config.train_batch_size;
+  if (!given.batch_tokens.empty()) {
+    EBB_ASSIGN_OR_RETURN(
+        question.sequences,
+        SequencesOf(given, pass.context, given.compared.empty() ? question.ranks : 1));
+  } else if (!given.compared.empty()) {
+    question.sequences = whole > 0 ? whole : std::max<int64_t>(1, kComparedTokens / pass.context);
+  }
+  if (question.sequences > 0 && question.micro_batch > 0 && given.compared.empty() &&
+      question.sequences_of_rank() % question.micro_batch != 0)
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--batch ", question.micro_batch, " does not divide the ", question.sequences_of_rank(),
+        " sequences of a rank in --batch-tokens ", given.batch_tokens));
   pass.fused_attention = !given.unfused;
   pass.whole_logits = given.whole_logits;
-  if (!given.activations.empty()) {
+  if (given.activations == "torch") {
+    const auto& visits = question.model.visits;
+    pass.torch = true;
+    if (std::none_of(visits.begin(), visits.end(),
+                     [](const ModelVisit& visit) { return visit.torch_kept > 0; }))
+      return absl::InvalidArgumentError(
+          "--activations torch needs a name, a config.json or sizes, because headers do not say "
+          "what "
+          "torch keeps: count it with ebb.count_activations and give --activations SIZE");
+  } else if (!given.activations.empty()) {
     const auto bytes = ParseBytes(given.activations);
     if (!bytes || *bytes < kActivationsMin)
       return absl::InvalidArgumentError(
           absl::StrCat("--activations is ", config::Quoted(given.activations),
-                       ": it must be a size such as 4GiB, at least 1MiB"));
+                       ": it must be torch, or a size such as 4GiB, at least 1MiB"));
     pass.own_activations = *bytes;
   }
   // So that every product of sizes fits 64 bits.
@@ -168,7 +266,7 @@ absl::StatusOr<Arguments> ArgumentsOf(const Given& given) {
         absl::StrCat("--activations is the memory of one batch and context, but --largest ",
                      FactsOf(*given.largest).word, " tries others; leave --activations out"));
   for (const std::string& word : given.compared) {
-    EBB_ASSIGN_OR_RETURN(arguments.offers.emplace_back(), OfferOf(word, given.nvme_path));
+    EBB_ASSIGN_OR_RETURN(arguments.offers.emplace_back(), OfferOf(word, given));
   }
   return arguments;
 }
@@ -214,9 +312,23 @@ void AddOptions(CLI::App& app, Given& given) {
   number("--batch", given.batch, kBatchMax, "sequences of a micro-batch on a rank (default: 1)");
   number("--micro-batches", given.micro_batches, kBatchMax,
          "micro-batches of a step on a rank (default: 1)");
+  CLI::Option* const batch_tokens =
+      text("--batch-tokens", given.batch_tokens, "N",
+           "tokens of a step of all ranks; the search cuts it into micro-batches and rounds");
+  text("--tokens", given.tokens, "N", "tokens of the whole training: prints its hours");
+  app.add_option("--price", given.price, "a host's price an hour: prints what --tokens cost")
+      ->option_text("PRICE")
+      ->check(CLI::Range(1e-9, kPriceMax))
+      ->needs(app.get_option("--tokens"));
   number("--ranks", given.ranks, kRanksMax, "GPUs in all (default: those of one machine)");
   text("--machine", given.machine, "NAME|FILE|here",
-       "a name, a JSON file, or here: this machine, measured (default: 8xh100)");
+       "such as 4xrtx4090, a JSON file, or here: this machine, measured (default: 8xh100)");
+  app.add_flag("--whole-host", given.whole_host,
+               "give ranks on a part of a host's GPUs all of its RAM, cores and disks");
+  app.add_option("--efficiency", given.efficiency,
+                 "share of a GPU's peak that your trainer's kernels reach")
+      ->option_text("SHARE")
+      ->check(CLI::Range(0.001, 1.0));
   CLI::Option* const compared =
       text("--compare", given.compared, "MACHINE[=PRICE]...",
            "machines, with a host's price an hour; finds how many are cheapest");
@@ -227,11 +339,14 @@ void AddOptions(CLI::App& app, Given& given) {
   tier("--offload-param", given.parameters, "where parameters are");
   tier("--offload-optimizer", given.states, "where masters and optimizer states are");
   tier("--offload-activations", given.boundaries, "where boundary activations are");
-  app.add_flag("--recompute", given.recompute, "compute blocks again in backward");
+  app.add_flag("--recompute", given.recompute,
+               "ask about one configuration: backward computes blocks again");
   AddWords<DType>(app, "--dtype", given.dtype, kDTypeWords, "compute dtype (default: bf16)");
   app.add_flag("--unfused-attention", given.unfused, "keep the scores of attention");
   app.add_flag("--whole-logits", given.whole_logits, "hold all logits of a micro-batch");
-  text("--activations", given.activations, "SIZE", "memory of the activations of your own trainer");
+  text(
+      "--activations", given.activations, "torch|SIZE",
+      "activations of eager torch (default: of examples/gpt), or the memory of your own trainer's");
   AddWords<Quantity>(app, "--largest", given.largest, kQuantityWords,
                      "find the largest one that fits in any configuration");
   app.add_flag("--all", given.all, "print a line for each configuration");
@@ -241,9 +356,11 @@ void AddOptions(CLI::App& app, Given& given) {
   text("--svg", given.files.svg, "FILE", "write a picture of the memory");
   app.add_flag("--list", given.list, "show the names of models and machines");
   app.add_flag("--show-machine", given.show_machine, "print the machine's figures as JSON");
-  for (const char* of_one : {"--ranks", "--machine", "--stage", "--offload-param",
-                             "--offload-optimizer", "--offload-activations", "--recompute",
-                             "--largest", "--all", "--write", "--trace", "--svg"})
+  for (const char* other : {"--micro-batches", "--largest"})
+    batch_tokens->excludes(app.get_option(other));
+  for (const char* of_one : {"--ranks", "--price", "--micro-batches", "--machine", "--stage",
+                             "--offload-param", "--offload-optimizer", "--offload-activations",
+                             "--recompute", "--largest", "--all", "--write", "--trace", "--svg"})
     compared->excludes(app.get_option(of_one));
 }
 
@@ -254,11 +371,12 @@ std::string ListText() {
     absl::StrAppendFormat(&text, "  %-16s %8.2f B parameters, context %d\n", shape.name,
                           static_cast<double>(model.parameters()) / 1e9, shape.context);
   }
-  std::string names = MachineNames();
+  std::string names = GpuNames();
   for (char& c : names) {
     if (c == '|') c = ' ';
   }
-  return absl::StrCat(text, "machines\n  ", names, " here\n");
+  return absl::StrCat(text, "machines: N of these GPUs, as 8xa100-80\n  ", names,
+                      "\n  8xa100 (of 80 GB) rtx4090-64gb here\n");
 }
 
 // The parser's message on one line. For an unknown flag it names the nearest flag.
@@ -273,6 +391,11 @@ std::string Complaint(const CLI::App& app, const std::string& what, int argc, ch
     word = word.substr(0, word.find('='));
     if (!word.starts_with("--") || ("|" + words + "|").find("|" + word + "|") != std::string::npos)
       continue;
+    for (const char* kind : {"pipeline", "tensor", "expert-par", "context-par", "sequence-par"}) {
+      if (word.find(kind) != std::string::npos)
+        return absl::StrCat(config::Quoted(word),
+                            " is not a flag: ebb-plan plans data ranks (ZeRO) alone");
+    }
     const std::string nearest = config::NearestWord(words, word);
     return absl::StrCat(config::Quoted(word), " is not a flag",
                         nearest.empty() ? "" : "; did you mean ", nearest);
@@ -304,7 +427,7 @@ CommandLine ParseCommandLine(int argc, char** argv) {
     return {.text = std::string(status.message()), .exit_code = 2};
   };
   if (given.show_machine) {
-    const absl::StatusOr<Machine> machine = MachineOf(given.machine, given.nvme_path);
+    const absl::StatusOr<Machine> machine = MachineOf(given.machine, given);
     return machine.ok() ? CommandLine{.text = ToJson(*machine)} : refused(machine.status());
   }
   absl::StatusOr<Arguments> arguments = ArgumentsOf(given);

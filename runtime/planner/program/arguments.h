@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "ebb/runtime/planner/search.h"
+#include "ebb/runtime/planner/offers.h"
 
 namespace ebb::planner {
 

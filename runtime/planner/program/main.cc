@@ -75,8 +75,28 @@ std::string ChangesText(const Advised& advised) {
   if (!advised.remedy.empty()) absl::StrAppend(&text, "What to change: ", advised.remedy, "\n");
   if (!advised.change && advised.chosen != nullptr && advised.chosen->fits())
     text += "No change of one setting makes it faster by more than 0.5%\n";
+  if (advised.larger_batch)
+    absl::StrAppendFormat(
+        &text, "A step of %d tokens: %.2f times as fast, with %s%s (--batch-tokens)\n",
+        advised.larger_batch->tokens,
+        advised.larger_batch->answer.time->tokens_per_second /
+            advised.chosen->time->tokens_per_second,
+        WordsOfBatch(advised.larger_batch->answer.config),
+        advised.larger_batch->answer.choice.recompute && !advised.chosen->choice.recompute
+            ? ", blocks recomputed"
+            : "");
   if (advised.purchase)
     absl::StrAppend(&text, "A machine with ", Described(*advised.purchase, *advised.chosen), "\n");
+  return text;
+}
+
+// A line for each place of the states.
+std::string LargestOfStatesText(const Arguments& arguments, const Advised& advised) {
+  constexpr const char* kPlaces[] = {"on the device", "in RAM", "on NVMe"};
+  std::string text;
+  for (const auto& [tier, most] : advised.most_of_states)
+    absl::StrAppendFormat(&text, "  states %-14s %d %s\n", kPlaces[static_cast<int>(tier)], most,
+                          FactsOf(*arguments.largest).unit);
   return text;
 }
 
@@ -144,8 +164,19 @@ absl::Status AnswerLargest(const Arguments& arguments) {
   } else {
     advised.remedy = RemedyFor(found.question, found.answer, Depth::kMemory).advice.text;
   }
+  if (!arguments.asked) {
+    for (const Tier tier : {Tier::kDevice, Tier::kCpu, Tier::kNvme}) {
+      if ((tier == Tier::kCpu && arguments.question.machine.is_cpu) ||
+          (tier == Tier::kNvme && arguments.question.machine.disk <= 0))
+        continue;
+      EBB_ASSIGN_OR_RETURN(const Largest of_tier,
+                           FindLargest(arguments.question, *arguments.largest, std::nullopt, tier));
+      advised.most_of_states.emplace_back(tier, of_tier.most);
+    }
+  }
   return Report(arguments, found.question, answers, advised,
-                LargestText(arguments, found) + ChangesText(advised));
+                LargestOfStatesText(arguments, advised) + LargestText(arguments, found) +
+                    ChangesText(advised));
 }
 
 absl::Status Compare(const Arguments& arguments) {
@@ -180,17 +211,23 @@ absl::Status AnswerQuestion(const Arguments& arguments) {
   std::vector<Answer> answers = AnswerAll(question);
   const Answer least = answers.back();
   std::optional<Choice> fastest;
-  if (const Answer* const found = Fastest(answers)) fastest = found->choice;
+  std::optional<Config> config_of_fastest;
+  if (const Answer* const found = Fastest(answers)) {
+    fastest = found->choice;
+    config_of_fastest = found->config;
+  }
   // The chosen answer once more, with the peak.
   std::optional<Answer> chosen;
   Remedy remedy;
   if (arguments.asked) {
     const bool as_it_is = *arguments.asked == ChoiceOf(question.config, arguments.asked->recompute);
-    chosen = AnswerFor(question, as_it_is ? question.config : question.With(*arguments.asked),
-                       arguments.asked->recompute, Depth::kTimeAndPeak);
+    chosen = question.sequences > 0
+                 ? AnswerForBatch(question, *arguments.asked, Depth::kTimeAndPeak)
+                 : AnswerFor(question, as_it_is ? question.config : question.With(*arguments.asked),
+                             arguments.asked->recompute, Depth::kTimeAndPeak);
     if (!chosen->fits()) remedy = RemedyFor(question, *chosen, Depth::kMemory);
   } else if (fastest) {
-    chosen = AnswerFor(question, *fastest, Depth::kTimeAndPeak);
+    chosen = AnswerFor(question, *config_of_fastest, fastest->recompute, Depth::kTimeAndPeak);
   } else {
     remedy = RemedyFor(question, least, Depth::kTimeAndPeak);
     chosen = remedy.answer;
@@ -204,6 +241,7 @@ absl::Status AnswerQuestion(const Arguments& arguments) {
     advised.chosen = PutAmong(answers, *chosen);
     advised.change = BestChange(question, *chosen);
     advised.purchase = BestPurchase(question, *chosen);
+    if (chosen->fits()) advised.larger_batch = FindLargerBatch(question, *chosen);
   }
   std::string text =
       absl::StrCat("\n", AnswerTable(question, answers, advised.chosen, arguments.all));
@@ -219,6 +257,8 @@ absl::Status AnswerQuestion(const Arguments& arguments) {
     absl::StrAppend(&text, "\nNothing fits.\nWhat to change in ", WordsOf(least.choice), ": ",
                     advised.remedy, "\n");
   }
+  if (const std::string other = OtherParallelism(question); !other.empty())
+    absl::StrAppend(&text, other, "\n");
   return Report(arguments, question, answers, advised, std::move(text));
 }
 

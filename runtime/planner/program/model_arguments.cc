@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "CLI/CLI.hpp"
+#include "ebb/runtime/planner/adapters.h"
 #include "ebb/runtime/planner/hugging_face_config.h"
 #include "ebb/runtime/planner/model_of_tensors.h"
 
@@ -42,7 +43,12 @@ absl::StatusOr<Model> ModelOf(const ModelArguments& arguments) {
     return absl::InvalidArgumentError(
         "no model: give --model NAME, --config-json FILE, --safetensors FILE or --layers, --width "
         "and --heads");
-  if (!arguments.safetensors.empty()) return ModelOfSafetensors(arguments.safetensors);
+  if (!arguments.safetensors.empty())
+    return ModelOfSafetensors(arguments.safetensors, arguments.trainable);
+  if (!arguments.trainable.empty())
+    return absl::InvalidArgumentError(
+        "--trainable is for the names in --safetensors files; for a model by name, config.json or "
+        "sizes give --lora-rank");
   ModelShape shape{.name = "a gated transformer", .vocabulary = 32000, .context = 1 << 20};
   if (!arguments.config_json.empty()) {
     EBB_ASSIGN_OR_RETURN(shape, ReadAs(arguments.config_json, [&](const std::string& text) {
@@ -52,7 +58,12 @@ absl::StatusOr<Model> ModelOf(const ModelArguments& arguments) {
     EBB_ASSIGN_OR_RETURN(shape, ShapeOfName(arguments.name));
   }
   EBB_ASSIGN_OR_RETURN(shape, WithSizes(std::move(shape), arguments.shape));
-  return ModelOf(shape);
+  Model model = ModelOf(shape);
+  if (arguments.adapter_rank == 0) return model;
+  Adapters adapters{.rank = arguments.adapter_rank};
+  if (!arguments.adapter_modules.empty()) adapters.modules = arguments.adapter_modules;
+  EBB_ASSIGN_OR_RETURN(model, WithAdapters(std::move(model), adapters));
+  return arguments.quantization.empty() ? model : WithQuantizedBase(std::move(model));
 }
 
 void AddModelOptions(CLI::App& app, ModelArguments& arguments) {
@@ -68,6 +79,23 @@ void AddModelOptions(CLI::App& app, ModelArguments& arguments) {
           ->option_text("FILE...");
   named->excludes(described)->excludes(stored);
   described->excludes(stored);
+  app.add_option("--trainable", arguments.trainable,
+                 "what trains of the files: names in which this is found (default: with lora_)")
+      ->option_text("REGEX");
+  CLI::Option* const rank = app.add_option("--lora-rank", arguments.adapter_rank,
+                                           "train adapters of this rank beside a frozen base")
+                                ->option_text("N")
+                                ->check(CLI::Range(int64_t{1}, kAdapterRankMax))
+                                ->excludes(stored);
+  app.add_option("--lora-modules", arguments.adapter_modules,
+                 "modules with adapters, as q_proj v_proj (default: all-linear)")
+      ->option_text("NAME...")
+      ->delimiter(',')
+      ->needs(rank);
+  app.add_option("--quantized", arguments.quantization, "the frozen base as bitsandbytes has it")
+      ->option_text("4bit")
+      ->check(CLI::IsMember({"4bit"}))
+      ->needs(rank);
   for (const ModelSize& size : ModelSizes()) {
     if (size.what == nullptr) continue;
     app.add_option(absl::StrCat("--", size.name), arguments.shape.*size.of, size.what)

@@ -31,6 +31,10 @@ auto ReadAs(const std::string& path, const Parse& parse) -> decltype(parse(std::
 struct ModelArguments {
   std::string name, config_json;
   std::vector<std::string> safetensors;
+  std::string trainable;     // of safetensors: an expression for the names of what trains
+  int64_t adapter_rank = 0;  // 0: all trains
+  std::vector<std::string> adapter_modules;
+  std::string quantization;                               // "4bit": of the frozen base; "": none
   ModelShape shape{.experts = 0, .experts_of_token = 0};  // 0: the model's own size
 
   bool names_model() const;  // false: at most sizes of some other model are given

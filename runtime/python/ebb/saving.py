@@ -192,9 +192,9 @@ def _format_name(key: str, dtype: torch.dtype) -> str:
     return FORMAT_NAMES[dtype]
 
 
-def _header(tensors: list[tuple[str, torch.Tensor]], types: Mapping[str, torch.dtype]) -> bytes:
+def _header(tensors: list[tuple[str, torch.Tensor]], types: Mapping[str, torch.dtype], metadata: Mapping[str, str] | None = None) -> bytes:
     """The header of a file with these tensors in these types."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    header: dict[str, Any] = {"__metadata__": {"format": "pt", **(metadata or {})}}
     offset = 0
     for key, tensor in tensors:
         size = tensor.numel() * types[key].itemsize
@@ -206,10 +206,19 @@ def _header(tensors: list[tuple[str, torch.Tensor]], types: Mapping[str, torch.d
 
 
 def write_shapes(model: nn.Module, file: str | os.PathLike[str]) -> None:
-    """Writes the names, types and shapes of a model's parameters for `ebb-plan --safetensors FILE`. The model may be on the meta device.
-    The file has zeros for values, which take no space on the disk."""
+    """Writes the names, types and shapes of a model's parameters for `ebb-plan --safetensors FILE`, and which of them are frozen
+    (`requires_grad`). Bytes of bitsandbytes come with the shape that they stand for. The model may be on the meta device. The file has
+    zeros for values, which take no space on the disk."""
     tensors = list(model.named_parameters())
-    header = _header(tensors, {name: parameter.dtype for name, parameter in tensors})
+    metadata = {}
+    frozen = [name for name, parameter in tensors if not parameter.requires_grad]
+    if frozen:
+        metadata["ebb.frozen"] = json.dumps(frozen)
+    states = {name: getattr(parameter, "quant_state", None) for name, parameter in tensors}
+    shapes = {name: list(state.shape) for name, state in states.items() if getattr(state, "shape", None)}
+    if shapes:
+        metadata["ebb.shapes"] = json.dumps(shapes)
+    header = _header(tensors, {name: parameter.dtype for name, parameter in tensors}, metadata)
     with open(file, "wb") as out:
         out.write(header)
         out.truncate(len(header) + sum(parameter.nbytes for _, parameter in tensors))

@@ -1,0 +1,127 @@
+// The search for micro-batches and rounds of a given batch.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "ebb/runtime/planner/answer_table.h"
+#include "ebb/runtime/planner/model_shape.h"
+#include "ebb/runtime/planner/named_machines.h"
+#include "ebb/runtime/planner/offers.h"
+#include "tests/status.h"
+
+namespace ebb::planner::batch_test {
+namespace {
+
+using ::testing::HasSubstr;
+
+Question QuestionOf(const char* model, const char* machine, int ranks, int64_t sequences) {
+  Question question{.model = ModelOf(*ShapeOfName(model)),
+                    .machine = *MachineOfName(machine),
+                    .ranks = ranks,
+                    .config = {},
+                    .pass = {.context = 2048},
+                    .sequences = sequences};
+  Config& config = question.config;
+  config.compute = DType::kBFloat16;
+  config.micro_batch_size = config.gradient_accumulation_steps = 1;
+  config.zero.offload_param.max_in_cpu = 0;
+  config.zero.prefetch_bucket_size = 2 * question.model.largest_unit();
+  config.zero.max_live_parameters = 4 * question.model.largest_unit();
+  return question;
+}
+
+int64_t SequencesOf(const Config& config) {
+  return config.micro_batch_size * config.gradient_accumulation_steps;
+}
+
+TEST(Batch, EveryAnswerHasTheWholeBatch) {
+  const Question question = QuestionOf("gpt2-xl", "rtx4090-64gb", 1, 24);
+  for (const Answer& answer : AnswerAll(question)) {
+    EXPECT_EQ(SequencesOf(answer.config), 24);
+    EXPECT_OK(answer.refused);
+  }
+}
+
+// No other cut into micro-batches and rounds is faster by more than a little.
+TEST(Batch, TheCutIsTheFastest) {
+  const Question question = QuestionOf("gpt2-xl", "rtx4090-64gb", 1, 8);
+  const Choice kChoices[] = {
+      {.stage = 1, .states = Tier::kCpu, .recompute = true},
+      {.stage = 3, .parameters = Tier::kCpu, .states = Tier::kNvme, .recompute = true}};
+  for (const Choice& choice : kChoices) {
+    const Answer found = AnswerForBatch(question, choice, Depth::kTime);
+    ASSERT_TRUE(found.time) << found.lacks();
+    double most = 0;
+    for (const int64_t sequences : {1, 2, 4, 8}) {
+      for (const int64_t of_round : {1, 2, 4, 8}) {
+        if (8 / sequences % of_round != 0) continue;
+        Config config = question.With(choice);
+        config.micro_batch_size = sequences;
+        config.gradient_accumulation_steps = 8 / sequences;
+        config.ebb.micro_batches_per_round = of_round;
+        const Answer other = AnswerFor(question, config, choice.recompute, Depth::kTime);
+        if (other.time) most = std::max(most, other.time->tokens_per_second);
+      }
+    }
+    EXPECT_GT(found.time->tokens_per_second, 0.97 * most) << WordsOf(found);
+  }
+}
+
+TEST(Batch, AGivenMicroBatchIsKept) {
+  Question question = QuestionOf("gpt2", "8xh100", 8, 64);
+  question.micro_batch = 2;
+  for (const Answer& answer : AnswerAll(question)) {
+    EXPECT_EQ(answer.config.micro_batch_size, 2);
+    EXPECT_EQ(answer.config.gradient_accumulation_steps, 4);
+  }
+}
+
+TEST(Batch, ALargerOneHidesTheCopiesOfACardWithOffload) {
+  Question question = QuestionOf("llama-2-7b", "1xrtx4090", 1, 0);
+  const std::vector<Answer> answers = AnswerAll(question);
+  const Answer* const fastest = Fastest(answers);
+  ASSERT_NE(fastest, nullptr);
+  const std::optional<LargerBatch> larger = FindLargerBatch(question, *fastest);
+  ASSERT_TRUE(larger);
+  EXPECT_GE(larger->tokens, kLargerTokens);
+  EXPECT_EQ(SequencesOf(larger->answer.config) * 2048, larger->tokens);
+  EXPECT_GT(larger->answer.time->tokens_per_second, 2.5 * fastest->time->tokens_per_second);
+  question.sequences = 64;
+  EXPECT_FALSE(FindLargerBatch(question, AnswerAll(question).back()));
+}
+
+// With parameters on NVMe, a layer is read twice a step instead of twice a micro-batch.
+TEST(Batch, TheChangeThatHelpsMostMayBeTheOrderOfMicroBatches) {
+  Question question = QuestionOf("llama-2-13b", "1xrtx4090", 1, 0);
+  question.config.gradient_accumulation_steps = 32;
+  question.sequences = 32;  // no larger batch is tried
+  const Choice choice{.stage = 3,
+                      .parameters = Tier::kNvme,
+                      .states = Tier::kNvme,
+                      .boundaries = Tier::kCpu,
+                      .recompute = true};
+  const Answer answer = AnswerFor(question, choice, Depth::kTime);
+  ASSERT_TRUE(answer.time) << answer.lacks();
+  const std::optional<Change> change = BestChange(question, answer);
+  ASSERT_TRUE(change);
+  EXPECT_THAT(change->what, HasSubstr("\"micro_batches_per_round\": \"all\""));
+  EXPECT_GT(change->tokens_per_second, 1.5 * answer.time->tokens_per_second);
+}
+
+TEST(Batch, MachinesAreComparedWithTheSame) {
+  Question question = QuestionOf("gpt2-xl", "8xh100", 8, 256);
+  for (const char* name : {"8xh100", "8xa100-80"}) {
+    Offer offer{.machine = *MachineOfName(name), .price_an_hour = 10};
+    FillOffer(question, offer);
+    ASSERT_GT(offer.hosts, 0);
+    EXPECT_EQ(SequencesOf(offer.answer->config) * 8 * offer.hosts, 256) << name;
+  }
+  question.sequences = 4;  // fewer than ranks
+  Offer offer{.machine = question.machine};
+  FillOffer(question, offer);
+  EXPECT_EQ(offer.hosts, 0);
+}
+
+}  // namespace
+}  // namespace ebb::planner::batch_test

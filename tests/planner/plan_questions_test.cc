@@ -1,0 +1,166 @@
+// The questions of someone who must decide what to rent, and their answers as numbers.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <sstream>
+#include <string>
+
+#include "tests/planner/plan_program.h"
+
+namespace ebb::plan_questions_test {
+namespace {
+
+using ::testing::HasSubstr;
+
+class Questions : public PlanProgramTest {};
+
+// 207 million parameters of 70 billion train: in 4 bits on one card of 80 GB, and in 16 bits with
+// the base in RAM, which a full fine-tuning would not fit.
+TEST_F(Questions, CanOneCardTrainLoraOfSeventyBillion) {
+  const std::string question = "--model llama-3-70b --machine 1xh100 --lora-rank 16 --context 2048";
+  const auto whole = Json(question);
+  EXPECT_EQ(whole["model"]["trained_parameters"], 207'093'760);
+  EXPECT_EQ(whole["chosen"]["parameters"], "cpu");
+  EXPECT_GT(whole["chosen"]["bytes"]["cpu"], 140e9);
+  EXPECT_LT(whole["chosen"]["bytes"]["cpu"], 170e9);
+  const auto quantized = Json(question + " --quantized 4bit");
+  ASSERT_TRUE(quantized["chosen"]["fits"]);
+  EXPECT_EQ(quantized["chosen"]["parameters"], "device");
+  EXPECT_EQ(quantized["chosen"]["states"], "device");
+  const double bytes = quantized["chosen"]["bytes"]["device"];
+  EXPECT_GT(bytes, 43e9);
+  EXPECT_LT(bytes, 80e9);
+  EXPECT_GT(quantized["chosen"]["tokens_per_second"], whole["chosen"]["tokens_per_second"]);
+  const std::string printed = Run(question + " --quantized 4bit").printed;
+  EXPECT_THAT(printed, HasSubstr("207.1 M of them train: LoRA of rank 16 on all-linear, a base of "
+                                 "4 bits"));
+  ExpectRefused("--model gpt2 --quantized 4bit", "--lora-rank");
+  ExpectRefused("--model gpt2 --lora-modules q_proj", "--lora-rank");
+  ExpectRefused("--model gpt2 --lora-rank 8 --lora-modules q_proj", "it has down_proj");
+  ExpectRefused("--model gpt2 --trainable norm", "--lora-rank");
+}
+
+TEST_F(Questions, WhatIsTheFastestForABatchOfTokens) {
+  const std::string question = "--model llama-2-7b --batch-tokens ";
+  const auto json = Json(question + "2M");
+  EXPECT_EQ(json["step_tokens"], 488 * 4096);  // the nearest multiple for 8 ranks
+  for (const auto& answer : json["answers"]) {
+    if (answer.contains("refused")) continue;
+    EXPECT_EQ(answer["micro_batch_size"].get<int>() * answer["micro_batches"].get<int>(), 61);
+  }
+  const std::string printed = Run(question + "2M").printed;
+  EXPECT_THAT(printed, HasSubstr("a step of all ranks: 488 sequences of 4096 tokens, 1,998,848"));
+  EXPECT_THAT(printed, HasSubstr("micro-batches\n"));
+  EXPECT_THAT(Run("--model llama-2-7b --machine 1xrtx4090").printed, HasSubstr("(--batch-tokens)"));
+  ExpectRefused(question + "1000", "at least one for each of 8 ranks");
+  ExpectRefused(question + "much", "such as 500000, 4M or 1e9");
+  ExpectRefused(question + "4M --micro-batches 2", "--micro-batches");
+  ExpectRefused(question + "4M --batch 3", "does not divide");
+}
+
+TEST_F(Questions, HowLongDoesItTakeAndWhatDoesItCost) {
+  const std::string question = "--model llama-2-7b --ranks 16 --tokens 1e9 --price 24";
+  const auto json = Json(question);
+  const double hours = 1e9 / json["chosen"]["tokens_per_second"].get<double>() / 3600;
+  EXPECT_NEAR(json["chosen"]["hours"], hours, 1e-9 * hours);
+  EXPECT_NEAR(json["chosen"]["price"], 2 * 24 * hours, 1e-6 * hours);
+  EXPECT_EQ(json["hosts"], 2);
+  EXPECT_EQ(json["chosen"]["bytes_of_host"]["cpu"],
+            8 * json["chosen"]["bytes"]["cpu"].get<int64_t>());
+  EXPECT_THAT(Run(question).printed, HasSubstr("10^9 tokens take "));
+  EXPECT_THAT(Run(question).printed, HasSubstr("24 an hour for each of 2 hosts"));
+  ExpectRefused("--model gpt2 --price 24", "--tokens");
+  const auto offers = Json("--model gpt2 --compare 8xh100=24 --tokens 5e9")["offers"];
+  EXPECT_NEAR(offers[0]["price"].get<double>(), 5 * offers[0]["price_of_1e9_tokens"].get<double>(),
+              1e-3);
+  EXPECT_GT(offers[0]["hours"], 0);
+}
+
+// A drive of 2 TB that allows 1,200 TB of writes.
+TEST_F(Questions, HowLongDoDisksLast) {
+  const auto json = Json(
+      "--model llama-2-13b --machine 1xrtx4090 --stage 3 --offload-param nvme "
+      "--offload-optimizer nvme --recompute");
+  const double of_day = json["chosen"]["disk_bytes_written_a_day_of_host"];
+  EXPECT_NEAR(json["chosen"]["days_of_disks"], 1200e12 / of_day, 1e-6 * 1200e12 / of_day);
+  EXPECT_THAT(Run("--model llama-2-13b --machine 1xrtx4090 --stage 3 --offload-param nvme "
+                  "--offload-optimizer nvme --recompute")
+                  .printed,
+              HasSubstr("times their capacity; they last "));
+}
+
+TEST_F(Questions, HowDoesMyMachineDo) {
+  for (const char* machine : {"4xrtx4090", "1xb200", "2xl40s", "8xa100-40", "3xa6000", "1xrtx3090",
+                              "2xrtx5090", "16xh200"})
+    EXPECT_EQ(Run(absl::StrCat("--model gpt2 --machine ", machine)).code, 0) << machine;
+  const auto four = Json("--model gpt2 --machine 4xrtx4090");
+  EXPECT_EQ(four["ranks"], 4);
+  EXPECT_EQ(four["machine"]["ram"], int64_t{4 * 62} << 30);
+  EXPECT_EQ(Json("--model gpt2 --machine 16xh100")["hosts"], 2);
+  ExpectRefused("--model gpt2 --machine 4xrtx409", "did you mean 4xrtx4090");
+  ExpectRefused("--model gpt2 --machine 16xrtx4090", "a host has at most 8");
+  ExpectRefused("--model gpt2 --machine 0xh100", "from 1 to");
+  // A quarter of a host has a quarter of its RAM, unless all is given.
+  const auto part = Json("--model gpt2 --ranks 2"), named = Json("--model gpt2 --machine 2xh100"),
+             all = Json("--model gpt2 --ranks 2 --whole-host");
+  EXPECT_EQ(part["chosen"]["room"]["cpu"], named["chosen"]["room"]["cpu"]);
+  EXPECT_GT(all["chosen"]["room"]["cpu"], 3.9 * part["chosen"]["room"]["cpu"].get<double>());
+  EXPECT_EQ(all["chosen"]["room"]["nvme"], 4 * part["chosen"]["room"]["nvme"].get<int64_t>());
+  EXPECT_THAT(Run("--model gpt2 --ranks 12").printed,
+              HasSubstr("12 ranks do not fill 2 hosts of 8: the last has 4"));
+  const auto shown = nlohmann::json::parse(Run("--show-machine --machine 1xl40s").printed);
+  EXPECT_THAT(std::string(shown["sources"]["gpu_teraflops"]), HasSubstr("llmq"));
+}
+
+TEST_F(Questions, WhoseKernelsAreSimulated) {
+  const std::string question = "--model llama-3-8b";
+  EXPECT_THAT(Run(question).printed, HasSubstr("of a GPU's peak (--efficiency), as llm-foundry"));
+  const auto half = Json(question + " --efficiency 0.5");
+  EXPECT_NEAR(half["machine"]["gpu_teraflops"], 0.5 * 989, 1e-6);
+  const std::string own = Write("own.json", R"({"gpus": 1, "gpu_memory": "40GiB",
+      "gpu_teraflops": 50, "gpu_memory_gb_s": 500, "pcie_gb_s": 20, "ram": "64GiB", "ram_gb_s": 50,
+      "cores": 8})");
+  ExpectRefused("--model gpt2 --efficiency 0.5 --machine " + own, "gpu_peak_teraflops");
+}
+
+TEST_F(Questions, WhatOtherProgramsDoIsSaidWhereItMatters) {
+  EXPECT_THAT(Run("--model llama-3-70b --ranks 64").printed,
+              HasSubstr("Other programs also cut such a model over tensor and pipeline ranks"));
+  EXPECT_THAT(Run("--model qwen3-30b-a3b").printed, HasSubstr("over expert ranks"));
+  EXPECT_THAT(Run("--model llama-2-7b").printed, testing::Not(HasSubstr("Other programs also")));
+  ExpectRefused("--model gpt2 --pipeline-parallel 4", "plans data ranks");
+}
+
+TEST_F(Questions, TheLargestContextIsOfEachPlaceOfTheStates) {
+  const std::string question = "--model gpt2-xl --machine 1xrtx4090 --largest context";
+  const auto json = Json(question);
+  const auto& most = json["largest"]["with_states"];
+  EXPECT_GT(most["device"], 0);
+  EXPECT_GE(most["cpu"], most["device"]);
+  EXPECT_GE(json["largest"]["most"], most["nvme"]);
+  const std::string printed = Run(question).printed;
+  for (const char* place : {"states on the device", "states in RAM", "states on NVMe"})
+    EXPECT_THAT(printed, HasSubstr(place));
+}
+
+TEST_F(Questions, AHubsPathGetsWhatToGiveInstead) {
+  ExpectRefused("--model meta-llama/Llama-3-8B", "give its config.json to --config-json");
+}
+
+TEST_F(Questions, AnswersHaveAtMostAHundredColumns) {
+  for (const char* arguments :
+       {"--model llama-3-70b --machine 1xh100 --lora-rank 16 --quantized 4bit --all",
+        "--model llama-2-7b --batch-tokens 4M --tokens 1.5e12 --price 98.32 --all",
+        "--model gpt2-xl --machine 1xrtx4090 --largest context",
+        "--model gpt2-xl --compare 8xh100=24 8xa100-80=14 4xrtx4090=2 --tokens 1e12",
+        "--model llama-3-405b --ranks 1024"}) {
+    std::istringstream lines(Run(arguments).printed);
+    for (std::string line; std::getline(lines, line);) {
+      if (line.find("\": \"") != std::string::npos) continue;  // a source in JSON
+      EXPECT_LE(line.size(), 100u) << arguments << "\n" << line;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ebb::plan_questions_test
