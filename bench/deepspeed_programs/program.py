@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-import resource
 import statistics
 import time
 from typing import Any
@@ -86,6 +86,7 @@ class Watch:
         self.losses: list[float] = []
         self.norms: list[float] = []
         self.evaluations: list[float] = []
+        self.written: list[str] = []  # by the model in each step, on this rank
         self.ends = [time.perf_counter()]
 
     def step(self, loss: float | torch.Tensor, norm: Any) -> None:
@@ -95,6 +96,9 @@ class Watch:
 
     def evaluation(self, loss: float | torch.Tensor) -> None:
         self.evaluations.append(mean_over_ranks(loss))
+
+    def text(self, completions: list[str]) -> None:
+        self.written.append(hashlib.sha256("\0".join(completions).encode()).hexdigest()[:16])
 
     def follow(self, trainer: Any) -> None:
         """What a Trainer of transformers has logged."""
@@ -110,7 +114,7 @@ class Watch:
         if RANK == 0:
             print("RESULT " + json.dumps({
                 "losses": self.losses, "norms": self.norms, "evaluations": self.evaluations, "seconds": statistics.median(times[2:]) if times[2:] else 0.0,
-                "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+                "written": self.written,
             }), flush=True)
 
 
