@@ -6,7 +6,9 @@ import json
 import sys
 from pathlib import Path
 
-from program import STEPS, case, config, sentences, tiny_llama, tokenizer
+import numpy as np
+from safetensors.numpy import save_file
+from tiny import CHAT, LLAMA, SPECIAL, STEPS, case, config, sentences, words
 
 FOLDER = Path.cwd()
 SHARED = {
@@ -35,7 +37,7 @@ def llamafactory() -> list[str]:
     write("train.yaml", {
         **SHARED, "model_name_or_path": str(FOLDER / "model"), "stage": {"reward": "rm"}.get(kind, kind), "do_train": True,
         "finetuning_type": "lora" if case().get("lora") else "full", "lora_target": "q_proj,v_proj", "dataset_dir": str(FOLDER), "dataset": "train",
-        "eval_dataset": "held", "template": "default", "cutoff_len": 128, "disable_gradient_checkpointing": True, "overwrite_cache": True,
+        "eval_dataset": "held", "template": "default", "cutoff_len": 256, "disable_gradient_checkpointing": True, "overwrite_cache": True,
         "gradient_checkpointing": None, "save_only_model": True,
     })
     ENVIRONMENT["FORCE_TORCHRUN"] = "1"
@@ -53,12 +55,12 @@ def swift() -> list[str]:
     options = {
         **SHARED, "model": str(FOLDER / "model"), "model_type": "llama", "template": "default", "torch_dtype": "float32", "use_hf": True,
         "tuner_type": "lora" if case().get("lora") else "full", "target_modules": ["q_proj", "v_proj"], "dataset": "train.jsonl", "val_dataset": "held.jsonl",
-        "max_length": 128, "dataset_num_proc": 1, "save_only_model": True,
+        "max_length": 256, "dataset_num_proc": 1, "save_only_model": True,
     }
-    words = ["swift", "sft"] if kind == "sft" else ["swift", "rlhf", "--rlhf_type", {"reward": "rm"}.get(kind, kind)]
+    command = ["swift", "sft"] if kind == "sft" else ["swift", "rlhf", "--rlhf_type", {"reward": "rm"}.get(kind, kind)]
     for name, value in options.items():
-        words += [f"--{name}", *(map(str, value) if isinstance(value, list) else [str(value).lower() if isinstance(value, bool) else str(value)])]
-    return words
+        command += [f"--{name}", *(map(str, value) if isinstance(value, list) else [str(value).lower() if isinstance(value, bool) else str(value)])]
+    return command
 
 
 def write(name: str, value: object) -> None:
@@ -69,8 +71,29 @@ def lines(name: str, rows: list[dict]) -> None:
     (FOLDER / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-tiny_llama().save_pretrained("model")
-tokenizer().save_pretrained("model")
+def save_model() -> None:
+    """As transformers' save_pretrained() writes it, without the time that its import takes."""
+    made, width, inner = np.random.default_rng(1), LLAMA["hidden_size"], LLAMA["intermediate_size"]
+    keys = width * LLAMA["num_key_value_heads"] // LLAMA["num_attention_heads"]
+    shapes = {"model.embed_tokens": (LLAMA["vocab_size"], width), "lm_head": (LLAMA["vocab_size"], width), "model.norm": (width,)}
+    for at in range(LLAMA["num_hidden_layers"]):
+        parts = {
+            "self_attn.q_proj": (width, width), "self_attn.k_proj": (keys, width), "self_attn.v_proj": (keys, width), "self_attn.o_proj": (width, width),
+            "mlp.gate_proj": (inner, width), "mlp.up_proj": (inner, width), "mlp.down_proj": (width, inner), "input_layernorm": (width,),
+            "post_attention_layernorm": (width,),
+        }
+        shapes.update({f"model.layers.{at}.{name}": shape for name, shape in parts.items()})
+    values = {
+        f"{name}.weight": (made.standard_normal(shape) * 0.02 if len(shape) == 2 else np.ones(shape)).astype(np.float32) for name, shape in shapes.items()
+    }
+    (FOLDER / "model").mkdir()
+    save_file(values, FOLDER / "model" / "model.safetensors", metadata={"format": "pt"})
+    write("model/config.json", {**LLAMA, "torch_dtype": "float32", "architectures": ["LlamaForCausalLM"], "model_type": "llama", "tie_word_embeddings": False})
+    write("model/tokenizer_config.json", {**SPECIAL, "tokenizer_class": "PreTrainedTokenizerFast", "chat_template": CHAT})
+    words().save(str(FOLDER / "model" / "tokenizer.json"))
+
+
+save_model()
 write("ds.json", config())
-words = {"llamafactory": llamafactory, "swift": swift}[sys.argv[1]]()
-print("COMMAND " + json.dumps({"command": words, "environment": ENVIRONMENT}))
+command = {"llamafactory": llamafactory, "swift": swift}[sys.argv[1]]()
+print("COMMAND " + json.dumps({"command": command, "environment": ENVIRONMENT}))

@@ -40,7 +40,7 @@ ENVIRONMENTS = {
 OF_DEEPSPEED = {"DS_ACCELERATOR": "cpu", "DS_BUILD_OPS": "0"}
 UV = "uv==0.13.9"
 NEWEST = "2026-11-28"  # packages that these need are of this day, too
-SECONDS_MAX = 600
+SECONDS_MAX = 1800
 LOSS_MAX = 2e-6  # relative, fp32
 COMMANDS = ("llamafactory", "swift")  # environments whose programs are commands of the package
 
@@ -152,18 +152,25 @@ def finished(command: list[str], environments: list[dict[str, str]], folder: Pat
     ]
     codes: list[int | None] = [None] * len(started)
     peak, end = 0, time.monotonic() + SECONDS_MAX
-    while None in codes and not any(codes) and time.monotonic() < end:
-        time.sleep(0.1)
-        for at, process in enumerate(started):
-            if codes[at] is None:
-                ended, status, used = os.wait4(process.pid, os.WNOHANG)
-                if ended:
-                    codes[at] = process.returncode = os.waitstatus_to_exitcode(status)
-                    peak = max(peak, used.ru_maxrss * 1024)
-    for process, code in zip(started, codes):
-        if code is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+    try:
+        while None in codes and not any(codes) and time.monotonic() < end:
+            time.sleep(0.1)
+            for at, process in enumerate(started):
+                if codes[at] is None:
+                    ended, status, used = os.wait4(process.pid, os.WNOHANG)
+                    if ended:
+                        codes[at] = process.returncode = os.waitstatus_to_exitcode(status)
+                        peak = max(peak, used.ru_maxrss * 1024)
+    finally:
+        left = [process for process, code in zip(started, codes) if code is None]
+        for process in left:
+            os.killpg(process.pid, signal.SIGTERM)  # a launcher ends its ranks
+        for process in left:
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
     which = next((at for at, code in enumerate(codes) if code), 0)
     why = f"rank {which} has ended with {codes[which]}" if any(codes) else f"not done after {SECONDS_MAX} s" if None in codes else ""
     return outputs[which].read_text(errors="replace").splitlines(), peak, why
