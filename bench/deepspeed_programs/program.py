@@ -1,36 +1,19 @@
-"""What the programs of this folder share: the case of the run, a tiny model, its tokenizer, data, and the numbers that they say."""
+"""What the programs of this folder share, with tiny.py: a tiny model, its tokenizer, batches, and the numbers that they say."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-import resource
 import statistics
 import time
 from typing import Any
 
 import torch
+from tiny import CHAT, LLAMA, SPECIAL, STEPS, case, config, sentences, words
 
 torch.set_num_threads(1)
 RANK = int(os.environ.get("RANK", "0"))
-STEPS = 6
-_CHAT = "{% for message in messages %}{{ message['role'] + ':' + message['content'] + '.' }}{% endfor %}"
-
-
-def case() -> dict[str, Any]:
-    return json.loads(os.environ["CASE"])
-
-
-def config(**more: Any) -> dict[str, Any]:
-    """The JSON for accelerate and transformers, which fill in "auto"."""
-    options = case()
-    made = {
-        "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto", "gradient_clipping": "auto",
-        "zero_optimization": {"stage": options["stage"], "stage3_gather_16bit_weights_on_model_save": options["stage"] == 3},
-        "bf16": {"enabled": options.get("dtype") == "bf16"}, "fp16": {"enabled": options.get("dtype") == "fp16"}, "zero_allow_untested_optimizer": True,
-        "zero_force_ds_cpu_optimizer": False, **more, **options.get("json", {}),
-    }
-    return made
 
 
 def meet() -> dict[str, Any]:
@@ -45,10 +28,7 @@ def meet() -> dict[str, Any]:
 def llama_config(**more: Any) -> Any:
     from transformers import LlamaConfig
 
-    return LlamaConfig(
-        vocab_size=128, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        max_position_embeddings=256, bos_token_id=1, eos_token_id=2, pad_token_id=0, dtype="float32", **more,
-    )
+    return LlamaConfig(**LLAMA, **more)
 
 
 def tiny_llama() -> torch.nn.Module:
@@ -59,20 +39,11 @@ def tiny_llama() -> torch.nn.Module:
 
 
 def tokenizer() -> Any:
-    """A token for each printable character."""
-    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    words = ["<pad>", "<s>", "</s>", "<unk>", *map(chr, range(32, 127))]
-    made = Tokenizer(models.WordLevel({word: at for at, word in enumerate(words)}, unk_token="<unk>"))
-    made.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
-    fast = PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<unk>")
-    fast.chat_template = _CHAT
+    fast = PreTrainedTokenizerFast(tokenizer_object=words(), **SPECIAL)
+    fast.chat_template = CHAT
     return fast
-
-
-def sentences(count: int, kind: str = "text") -> list[str]:
-    return [f"{kind} {n}: the number after {n} is {n + 1}, and {'so on ' * (n % 3)}it grows" for n in range(count)]
 
 
 def batch_of(number: int) -> torch.Tensor:
@@ -86,6 +57,7 @@ class Watch:
         self.losses: list[float] = []
         self.norms: list[float] = []
         self.evaluations: list[float] = []
+        self.written: list[str] = []  # by the model in each step, on this rank
         self.ends = [time.perf_counter()]
 
     def step(self, loss: float | torch.Tensor, norm: Any) -> None:
@@ -95,6 +67,9 @@ class Watch:
 
     def evaluation(self, loss: float | torch.Tensor) -> None:
         self.evaluations.append(mean_over_ranks(loss))
+
+    def text(self, completions: list[str]) -> None:
+        self.written.append(hashlib.sha256("\0".join(completions).encode()).hexdigest()[:16])
 
     def follow(self, trainer: Any) -> None:
         """What a Trainer of transformers has logged."""
@@ -110,7 +85,7 @@ class Watch:
         if RANK == 0:
             print("RESULT " + json.dumps({
                 "losses": self.losses, "norms": self.norms, "evaluations": self.evaluations, "seconds": statistics.median(times[2:]) if times[2:] else 0.0,
-                "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+                "written": self.written,
             }), flush=True)
 
 

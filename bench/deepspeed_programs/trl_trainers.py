@@ -12,7 +12,12 @@ def main():
     from peft import LoraConfig
     from transformers import LlamaForSequenceClassification
 
-    kind = case()["kind"]
+    kind, watch = case()["kind"], Watch()
+
+    def reward(completions, **more):
+        watch.text(completions)
+        return [float(text.count("e")) + len(text) / 100 for text in completions]
+
     ranks = meet()
     adapter = None
     if case().get("lora"):
@@ -27,14 +32,13 @@ def main():
     own, options = {}, {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "max_length": 128, "eval_strategy": "steps", "eval_steps": 3}
     if kind == "grpo":
         options = {"per_device_train_batch_size": 4, "num_generations": 4, "max_completion_length": 8}
-        own["reward_funcs"] = lambda completions, **more: [float(text.count("e")) + len(text) / 100 for text in completions]
+        own["reward_funcs"] = reward
     else:
         own["eval_dataset"] = data.select(range(8))
     if kind == "dpo":
         own["ref_model"] = None if adapter is not None else tiny_llama()
     torch.manual_seed(1)
     model = LlamaForSequenceClassification(llama_config(num_labels=1)) if kind == "reward" else tiny_llama()
-    watch = Watch()
     with tempfile.TemporaryDirectory() as folder:
         arguments = make_arguments(
             folder, deepspeed=config(), learning_rate=1e-3, max_steps=STEPS, logging_steps=1, save_strategy="no", report_to=[], seed=1, bf16=False,
