@@ -10,6 +10,7 @@ import re
 from typing import Any, Mapping
 
 import torch
+from torch import nn
 
 from .._library import Error
 from .._model import compute_dtype, config_text, resolved
@@ -82,8 +83,9 @@ class DeepSpeedConfig:
         types = given.get("data_types") or {}
         buffers = types.pop("buffer_dtype", None)
         self.buffer_dtype = None if buffers is None else dtype_named(buffers)
-        if types.pop("keep_in_fp32_modules", None):
-            raise Error("data_types.keep_in_fp32_modules is not built yet: leave it out, and every parameter has the configured type", "UNIMPLEMENTED")
+        self.keep_in_fp32_modules = kept = types.pop("keep_in_fp32_modules", "auto")
+        if kept != "auto" and not (isinstance(kept, list) and all(isinstance(one, str) for one in kept)):
+            raise DeepSpeedConfigError(f'data_types.keep_in_fp32_modules must be "auto" or a list of name patterns, got {kept!r}')
         self.loads_universal = bool((given.get("checkpoint") or {}).get("load_universal"))
         if world is None:
             from .._world import meet
@@ -102,6 +104,16 @@ class DeepSpeedConfig:
             raise ValueError("zero_optimization.compute_grad_norm is false, but gradient_clipping needs the norm: set gradient_clipping to 0")
         if self.autocast is not None and self.dtype != torch.float32:
             raise Error("torch_autocast beside \"bf16\" or \"fp16\": enable one of them", "INVALID_ARGUMENT")
+
+    def names_in_fp32(self, model: nn.Module) -> re.Pattern[str] | None:
+        """Of the buffers that stay in fp32 beside bf16 or fp16: keep_in_fp32_modules, or with "auto" the lists that transformers' models have."""
+        patterns = [] if self.keep_in_fp32_modules == "auto" else [one.replace("*", ".*") for one in self.keep_in_fp32_modules]
+        if self.keep_in_fp32_modules == "auto":
+            lists = ("_keep_in_fp32_modules_strict", "_keep_in_fp32_modules")[: 2 if self.dtype == torch.float16 else 1]
+            for path, module in model.named_modules():
+                names = [name.replace("*", ".*") for one in lists for name in getattr(module, one, None) or ()]
+                patterns += [rf"^{re.escape(path)}\..*{name}" if path else name for name in names]
+        return re.compile("|".join(patterns)) if patterns and self.dtype != torch.float32 else None
 
     @property
     def zero_enabled(self) -> bool:

@@ -9,6 +9,7 @@ from typing import Any, Callable, Iterator
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map
 
 from .. import empty_parameters
 from .._library import Error
@@ -43,14 +44,7 @@ def see_memory_usage(message: str, force: bool = False) -> None:
 
 def move_to_device(item: Any, device: Any, criterion_func: Callable[[Any], bool] = torch.is_tensor) -> Any:
     """The tensors in lists, tuples and dicts, on `device`."""
-    if criterion_func(item):
-        return item.to(device)
-    if isinstance(item, (list, tuple)):
-        moved = [move_to_device(one, device, criterion_func) for one in item]
-        return moved if isinstance(item, list) else tuple(moved)
-    if isinstance(item, dict):
-        return {key: move_to_device(one, device, criterion_func) for key, one in item.items()}
-    return item
+    return tree_map(lambda one: one.to(device) if criterion_func(one) else one, item)
 
 
 def recursive_getattr(model: Any, module_name: str) -> Any:
@@ -81,13 +75,7 @@ def OnDevice(dtype: torch.dtype | None = None, device: str = "meta", enabled: bo
 
 def clone_tensors_for_torch_save(item: Any, device: Any = torch.device("cpu")) -> Any:
     """Copies without the rest of the storages that tensors are views of."""
-    if isinstance(item, torch.Tensor):
-        return item.detach().clone() if torch.device(device) == item.device else item.detach().to(device)
-    if isinstance(item, (list, tuple)):
-        return type(item)([clone_tensors_for_torch_save(one, device) for one in item])
-    if isinstance(item, dict):
-        return type(item)({key: clone_tensors_for_torch_save(one, device) for key, one in item.items()})
-    return item
+    return tree_map(lambda one: one.detach().to(device, copy=True) if isinstance(one, torch.Tensor) else one, item)
 
 
 # Marks of modules, which the engine does not need.
@@ -98,11 +86,11 @@ def set_z3_leaf_modules(model: nn.Module, leaf_module_classes: list[Any], raise_
     found = [one for one in model.modules() if type(one) in leaf_module_classes or type(one).__name__ in leaf_module_classes]
     if not found and raise_if_not_found:
         raise ValueError(f"No modules of type {leaf_module_classes} found in model {type(model).__name__}")
-    return [z3_set(one, True) for one in found]
+    return [set_z3_leaf_module(one, True) for one in found]
 
 
 def unset_z3_leaf_modules(model: nn.Module, leaf_module_classes: list[Any], raise_if_not_found: bool = True) -> list[nn.Module]:
-    return [z3_set(one, False) for one in set_z3_leaf_modules(model, leaf_module_classes, raise_if_not_found)]
+    return [set_z3_leaf_module(one, False) for one in set_z3_leaf_modules(model, leaf_module_classes, raise_if_not_found)]
 
 
 def get_z3_leaf_modules(model: nn.Module) -> list[nn.Module]:
@@ -113,13 +101,9 @@ def z3_leaf_module(model: nn.Module) -> bool:
     return bool(getattr(model, "_z3_leaf", False))
 
 
-def z3_set(module: nn.Module, is_leaf: bool) -> nn.Module:
-    module._z3_leaf = is_leaf
+def set_z3_leaf_module(module: nn.Module, flag: bool) -> nn.Module:
+    module._z3_leaf = flag
     return module
-
-
-def set_z3_leaf_module(module: nn.Module, flag: bool) -> None:
-    z3_set(module, flag)
 
 
 # Activation checkpointing.
