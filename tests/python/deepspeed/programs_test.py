@@ -7,7 +7,7 @@ import loops
 import pytest
 import torch
 import training
-from ranks import on_one, on_ranks
+from ranks import on_one, on_ranks, on_two
 
 both = pytest.mark.parametrize("ranks", ["one", "two"], indirect=True)
 
@@ -525,3 +525,57 @@ def test_the_group_of_all_ranks_is_an_attribute_of_the_engine():
     engine = loops.begin(training.mlp())
     assert engine.data_parallel_group is loops.deepspeed().comm.get_world_group()
     engine.destroy()
+
+
+class _Experts(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.experts = torch.nn.ModuleList([torch.nn.Linear(8, 8) for _ in range(3)])
+        self.head = torch.nn.Linear(8, 1)
+        self.chosen = 0
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.experts[self.chosen](x)))
+
+
+@pytest.mark.parametrize("way", ["class", "name", "suffix", "json"])
+@on_two
+def test_ranks_may_use_other_modules_of_a_leaf(way):
+    utils = loops.deepspeed().utils
+    model, plain = loops.pair(_Experts)
+    if way == "class":
+        with pytest.raises(ValueError, match="No modules of type"):
+            utils.set_z3_leaf_modules(model, [torch.nn.Conv2d])
+        assert utils.set_z3_leaf_modules(model, ["torch.nn.modules.container.ModuleList"]) == utils.set_z3_leaf_modules(model, [torch.nn.ModuleList])
+    elif way == "name":
+        assert utils.set_z3_leaf_modules_by_name(model, ["experts", "none"], raise_if_not_found=False) == ([model.experts], ["none"])
+    elif way == "suffix":
+        with pytest.raises(ValueError, match="none"):
+            utils.set_z3_leaf_modules_by_suffix(model, ["none"])
+        assert utils.set_z3_leaf_modules_by_suffix(model, ["perts"])[0] == [model.experts]
+    engine = loops.begin(model, loops.config(3, zero={"leaf_module": {"classes": "ModuleList"}} if way == "json" else None))
+    assert utils.get_z3_leaf_modules(model) == [model.experts]
+    other = loops.adamw(plain.parameters())
+    for number, of_step in enumerate(training.vector_batches(3, 2)):
+        model.chosen = (engine.global_rank + number) % 3
+        engine.backward(training.squared_error(engine, of_step[engine.global_rank])), engine.step()
+        for rank, batch in enumerate(of_step):
+            plain.chosen = (rank + number) % 3
+            (training.squared_error(plain, batch) / 2).backward()
+        for one in plain.parameters():
+            one.grad = torch.zeros_like(one) if one.grad is None else one.grad
+        torch.nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
+        other.step(), other.zero_grad()
+    values = engine.module_state_dict()
+    for name, value in plain.state_dict().items():
+        assert torch.allclose(values[name], value, atol=1e-5), name
+    engine.destroy()
+
+
+def test_groups_without_experts_stay_as_they_are():
+    utils = loops.deepspeed().moe.utils
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    group = {"params": [parameter], "name": "all"}
+    assert utils.split_params_into_different_moe_groups_for_optimizer(group) == [group]
+    assert utils.split_params_into_different_moe_groups_for_optimizer((group,)) == [group] and not utils.is_moe_param(parameter)

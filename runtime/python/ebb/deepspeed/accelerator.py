@@ -61,7 +61,7 @@ class _Accelerator:
         return f"cuda:{torch.cuda.current_device()}" if self._is_cuda else "cpu"
 
     def device_count(self) -> int:
-        return torch.cuda.device_count() if self._is_cuda else int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+        return torch.cuda.device_count() if self._is_cuda else int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE", 1))
 
     def communication_backend_name(self) -> str:
         return self._communication_backend_name

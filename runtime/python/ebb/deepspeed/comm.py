@@ -10,8 +10,6 @@ import torch.distributed as dist
 from .._library import Error
 from .._world import free_port, meet, meet_beside_torch
 
-ReduceOp = dist.ReduceOp
-
 
 def init_distributed(
     dist_backend: str | None = None, auto_mpi_discovery: bool = True, distributed_port: int | None = None, verbose: bool = True,
@@ -42,10 +40,6 @@ def init_distributed(
     dist.init_process_group(backend, **({"timeout": timeout} if timeout else {}), **where)
 
 
-def is_initialized() -> bool:
-    return dist.is_initialized()
-
-
 def get_rank(group: Any = None) -> int:
     return dist.get_rank(group) if dist.is_initialized() else meet().rank
 
@@ -70,11 +64,7 @@ def initialize_mesh_device(*arguments: Any, **keywords: Any) -> Any:
     raise Error("initialize_mesh_device: sequence parallelism is not built, so every rank is data-parallel", "UNIMPLEMENTED")
 
 
-def log_summary(*arguments: Any, **keywords: Any) -> None:
-    """Does nothing: engine.ebb.communication() has the bytes of the last step."""
-
-
-configure = log_summary
+log_summary = configure = lambda *arguments, **keywords: None  # engine.ebb.communication() has the bytes of the last step
 
 
 def _get_world_group() -> Any:

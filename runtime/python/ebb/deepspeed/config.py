@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import re
-from typing import Any, Mapping
+from typing import Any, Callable, Mapping
 
 import torch
 from torch import nn
@@ -75,8 +75,9 @@ class DeepSpeedConfig:
         if given.pop("sparse_gradients", False):
             log.info("sparse_gradients: gradients are dense, which gives the same values")
         zero = given.get("zero_optimization")
-        computes_norm = True
+        computes_norm, self.leaf_module = True, None
         if isinstance(zero, dict):
+            self.leaf_module = zero.get("leaf_module")
             zero.pop("parameter_alignment", None)
             computes_norm = zero.pop("compute_grad_norm", None) is not False
         self.autocast = self._autocast(given.pop("torch_autocast", None))
@@ -115,9 +116,7 @@ class DeepSpeedConfig:
                 patterns += [rf"^{re.escape(path)}\..*{name}" if path else name for name in names]
         return re.compile("|".join(patterns)) if patterns and self.dtype != torch.float32 else None
 
-    @property
-    def zero_enabled(self) -> bool:
-        return self.zero_optimization_stage > 0
+    zero_enabled = property(lambda self: self.zero_optimization_stage > 0)
 
     @property
     def gathers_on_save(self) -> bool:
@@ -165,3 +164,31 @@ def add_config_arguments(parser: Any) -> Any:
     group.add_argument("--deepscale", default=False, action="store_true", help="an old name of --deepspeed")
     group.add_argument("--deepscale_config", default=None, type=str, help="an old name of --deepspeed_config")
     return parser
+
+
+def _stated(name: str) -> Callable[[Any], Any]:
+    return lambda self: getattr(self._config, name)
+
+
+class Facts:
+    """What a DeepSpeedEngine says of its configuration."""
+
+    _config: DeepSpeedConfig
+    optimizer: Any
+    gather_16bit_weights_on_model_save: bool
+    basic_optimizer: torch.optim.Optimizer
+
+    train_batch_size, train_micro_batch_size_per_gpu = _stated("train_batch_size"), _stated("train_micro_batch_size_per_gpu")
+    gradient_accumulation_steps, gradient_clipping = _stated("gradient_accumulation_steps"), _stated("gradient_clipping")
+    managed_gradient_accumulation, zero_optimization_stage = _stated("managed"), _stated("zero_optimization_stage")
+
+    get_batch_info = lambda self: (self.train_batch_size(), self.train_micro_batch_size_per_gpu(), self.gradient_accumulation_steps())
+    zero_optimization = lambda self: self.zero_optimization_stage() > 0
+    zero_optimization_partition_gradients = lambda self: self.zero_optimization_stage() >= 2
+    zero_optimization_partition_weights = lambda self: self.zero_optimization_stage() == 3
+    zero_gather_16bit_weights_on_model_save = lambda self: self.gather_16bit_weights_on_model_save
+    bfloat16_enabled = lambda self: self._config.dtype == torch.bfloat16
+    fp16_enabled = lambda self: self._config.dtype == torch.float16
+    get_data_types = lambda self: (self._config.dtype, self._config.dtype)
+    optimizer_name = lambda self: type(self.basic_optimizer).__name__ if self.optimizer is not None else None
+    scheduler_name = lambda self: self._config.scheduler["type"] if self._config.scheduler else None

@@ -16,12 +16,12 @@ from .. import schedules
 from .._library import Error
 from .._making import initialize as shard
 from .._reports import Report
+from .._units import units_with
 from .._world import meet
 from ..engine import Engine
-from . import comm, optimizers, zero
-from .config import DeepSpeedConfig, refuse_parallel
+from . import comm, optimizers, small_names, zero
+from .config import DeepSpeedConfig, Facts, refuse_parallel
 from .dataloader import DeepSpeedDataLoader
-from .facts import Facts
 from .optimizers import DeepSpeedOptimizer, Groups
 from .saving import Saving
 
@@ -95,6 +95,8 @@ class DeepSpeedEngine(Facts, Saving, nn.Module):
         zero.show(model)
         self._groups = self._grouped(optimizer, model_parameters)
         self._has_own_schedule = lr_scheduler is not None  # the JSON's does nothing
+        for key, names in (self._config.leaf_module or {}).items():
+            small_names.MARKS[key](model, [names] if isinstance(names, str) else names, raise_if_not_found=False)
         self._move_buffers()
         if self._groups is not None or self.zero_optimization_stage() == 3:
             self._shard(())
@@ -159,8 +161,9 @@ class DeepSpeedEngine(Facts, Saving, nn.Module):
             self._groups.not_fixed.add("betas")
         names = {id(parameter): name for name, parameter in self.module.named_parameters()}
         external = [names[id(one)] for module in self.module.modules() for one in module.__dict__.get("_ebb_external", ()) if id(one) in names]
+        leaves = small_names.get_z3_leaf_modules(self.module)
         self.ebb = shard(
-            self.module, settings, groups=groups, resident=[re.escape(name) for name in {*external, *resident}], values_of_rank_0=True, dtype="config",
+            self.module, settings, units=units_with(self.module, leaves) if leaves else None, groups=groups, resident=[re.escape(name) for name in {*external, *resident}], values_of_rank_0=True, dtype="config",
             device=str(self.device), name=f"engine{next(_numbers)}",
         )
         if self.zero_optimization_stage() == 3:
@@ -408,8 +411,7 @@ class DeepSpeedEngine(Facts, Saving, nn.Module):
 
     loss_scale = lambda self: self.cur_scale
 
-    def get_lr(self) -> list[float]:
-        return self._of_groups("lr")
+    get_lr = lambda self: self._of_groups("lr")
 
     def get_mom(self) -> list[Any]:
         return self._of_groups("momentum" if "momentum" in self.basic_optimizer.defaults else "betas")

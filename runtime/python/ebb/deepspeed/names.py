@@ -49,7 +49,7 @@ TABLE = (
     Row("ops.lamb ops.lamb.fused_lamb", "FusedLamb", "optimizers", "Ebb's Lamb"),
     Row("runtime.lr_schedules", "LRRangeTest OneCycle WarmupLR WarmupDecayLR WarmupCosineLR VALID_LR_SCHEDULES", "ebb.schedules",
         "DeepSpeed's rates to 1e-12; `warmup_num_steps` 0 counts as 2"),
-    Row("zero runtime.zero runtime.zero.partition_parameters", "Init", "zero",
+    Row("zero runtime.zero runtime.zero.partition_parameters", "Init MiCS_Init", "zero",
         "a host has one copy of the model, in RAM or in `nvme_path`"),
     Row("zero runtime.zero runtime.zero.partition_parameters", "GatheredParameters", "zero",
         "whole values, also below stage 3; with `modifier_rank` that rank's changes are written"),
@@ -63,8 +63,8 @@ TABLE = (
         "the gradient of the step, between its last backward and `step()`"),
     Row("utils utils.tensor_fragment", "safe_get_local_fp32_param safe_set_local_fp32_param safe_get_local_grad safe_set_local_grad "
         "safe_get_local_optimizer_state safe_set_local_optimizer_state", "state", "DeepSpeed's part of this rank; collective here"),
-    Row("utils", "set_z3_leaf_modules unset_z3_leaf_modules get_z3_leaf_modules z3_leaf_module set_z3_leaf_module", "small_names",
-        "marks modules; the engine finds by itself what runs together"),
+    Row("utils", "set_z3_leaf_modules set_z3_leaf_modules_by_name set_z3_leaf_modules_by_suffix unset_z3_leaf_modules get_z3_leaf_modules "
+        "z3_leaf_module set_z3_leaf_module", "small_names", "what is in a marked module is gathered together"),
     Row("utils utils.logging", "logger log_dist warning_once", "small_names", "a logger of Python's"),
     Row("utils utils.init_on_device", "OnDevice", "small_names", "on \"meta\": `ebb.empty_parameters()`"),
     Row("utils utils.nvtx", "instrument_w_nvtx", "small_names", "the function itself"),
@@ -82,7 +82,8 @@ TABLE = (
         "load_state_dict_from_zero_checkpoint get_model_state_file get_optim_files main", "zero_to_fp32", "a checkpoint without an engine"),
     Row("ops.op_builder ops.op_builder.all_ops", "OpBuilder CPUAdamBuilder FusedAdamBuilder CPULionBuilder FusedLionBuilder CPUAdagradBuilder "
         "FusedLambBuilder AsyncIOBuilder UtilsBuilder TransformerBuilder", "small_names", "compatible; `load()` raises"),
-    Row("ops", "__compatible_ops__", "value", {}),
+    Row("ops", "__compatible_ops__", "value", dict.fromkeys(
+        ("cpu_adam", "fused_adam", "cpu_lion", "fused_lion", "cpu_adagrad", "fused_lamb", "async_io", "utils", "transformer"), True)),
     Row("launcher.runner launcher.launch", "main DEEPSPEED_ENVIRONMENT_NAME", "launcher", "the command `deepspeed`"),
     Row("git_version_info .", "version", "value", VERSION),
     Row(".", "__version__", "value", VERSION),
@@ -95,8 +96,8 @@ TABLE = (
     Row("profiling.flops_profiler profiling.flops_profiler.profiler", "FlopsProfiler get_model_profile", "refused",
         "the timeline (`ebb.trace`) shows times; use torch's FlopCounterMode for operations"),
     Row(". pipe runtime.pipe.engine", "PipelineModule PipelineEngine LayerSpec TiedLayerSpec", "refused", "there are no pipeline stages"),
-    Row("moe.layer moe.utils", "MoE is_moe_param split_params_into_different_moe_groups_for_optimizer", "refused",
-        "experts are not spread over ranks; models with experts of their own train"),
+    Row("moe.utils moe.layer", "is_moe_param split_params_into_different_moe_groups_for_optimizer", "small_names", "no; the groups as they are"),
+    Row("moe.layer", "MoE", "refused", "experts are not spread over ranks; models with experts of their own train"),
     Row(".", "init_inference InferenceEngine DeepSpeedInferenceConfig", "refused", "Ebb trains: call the model itself"),
     Row(".", "tp_model_init set_autotp_mode", "refused", "tensor parallelism is not built"),
     Row(". runtime.hybrid_engine", "DeepSpeedHybridEngine", "refused", "there is no hybrid engine: call the model's generate()"),

@@ -50,8 +50,7 @@ class FusedLion(_Rule):
     OPTIONS = {"lr": 1e-3, "betas": (0.9, 0.999), "weight_decay": 0.0}
 
 
-class DeepSpeedCPULion(FusedLion):
-    pass
+DeepSpeedCPULion = type("DeepSpeedCPULion", (FusedLion,), {"__module__": __name__})
 
 
 class DeepSpeedCPUAdagrad(_Rule):
@@ -199,9 +198,8 @@ class DeepSpeedOptimizer(torch.optim.Optimizer):
         report = self._engine._report()
         return report is not None and not report.applied
 
-    @property
-    def cur_scale(self) -> float:
-        return self.loss_scale
+    cur_scale = property(lambda self: self.loss_scale)
+    needs_scaler = lambda self: self._engine.fp16_enabled()
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """The update alone: engine.step() also counts, and steps the schedule."""

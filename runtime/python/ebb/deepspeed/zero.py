@@ -119,6 +119,9 @@ class Init:
             _hide(one)
 
 
+MiCS_Init = Init
+
+
 def _applying(apply: Callable[..., Any]) -> Callable[..., Any]:
     def applied(module: nn.Module, function: Callable[[nn.Module], Any]) -> Any:
         def gathered(one: nn.Module) -> None:
