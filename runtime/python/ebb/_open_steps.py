@@ -24,7 +24,9 @@ class OpenSteps:
     _walk: Walk
     drop: Callable[[], Any]
 
-    def open_steps(self, backwards: int, rates: Callable[[], Rates] | None = None, sums_ranks: bool = False) -> None:
+    def open_steps(
+        self, backwards: int, rates: Callable[[], Rates] | None = None, sums_ranks: bool = False, scale: Callable[[], float] | None = None
+    ) -> None:
         """From the next step on, a step has any number of backwards, and step(now=True) ends it. Gradients and report().loss are sums over the
         backwards, and means over ranks; with `sums_ranks` they are sums over ranks, too. The JSON must have a "gradient_accumulation_steps" of
         at least 2.
@@ -32,13 +34,15 @@ class OpenSteps:
         backwards: of a usual step. A step is planned for as many as the largest of the last 8 had. If it has more, this rank's gradients so far
         go to the CPU's memory until it ends, and it is planned again for twice as many.
         rates: is called when a step begins and when it ends, for the name, the learning rate and the weight decay of each group. None as a
-        value: the JSON's. Default: those of param_groups."""
+        value: the JSON's. Default: those of param_groups.
+        scale: is called when gradients are read or written and when a step ends, for a factor of their sums. Default: 1."""
         self._state.between_steps("open_steps")
         steps = self._steps
         self.accumulation = steps.accumulation = _ANY
         steps.is_open = True
         steps.counts.append(backwards)
         steps.sums, steps.sums_ranks = True, sums_ranks
+        steps.scale_of_sums = scale or steps.scale_of_sums
         if rates is not None:
             steps.rates, steps.takes_late_rates = rates, True
 
@@ -81,6 +85,16 @@ class OpenSteps:
         self._walk.check_whole()
         self._walk.settle()
         self._walk.forget_round()
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether forwards pass the engine by, and read what parameters show, as between lend() and take_back(): generation with whole values."""
+        return self._walk.is_paused
+
+    @is_paused.setter
+    def is_paused(self, is_paused: bool) -> None:
+        self._state.between_forwards(checks_writes=False)
+        self._walk.is_paused = is_paused
 
     @property
     def shows_values(self) -> bool:

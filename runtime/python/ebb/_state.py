@@ -108,6 +108,8 @@ class State:
         whole = torch.empty(shape, dtype=torch.float32, device="cpu") if here else None
         address = whole.data_ptr() if here else 0
         self.gather_pieces(name, lambda values, begin, end: ctypes.memmove(address + 4 * begin, values, 4 * (end - begin)), rank, state)
+        if state == GRADIENT_NAME and here and (scale := self.steps.scale_of_sums()) != 1:
+            whole *= scale
         return whole if master or state or whole is None else whole.to(self.parameters[name].dtype)
 
     def gather_pieces(self, name: str, piece: Callable[[Any, int, int], None], rank: int, state: str = "") -> None:
@@ -212,6 +214,8 @@ class State:
             self.steps.hide_values()
         for name, value in values.items():
             given = value.detach().to("cpu", torch.float32).contiguous()
+            if state == GRADIENT_NAME and (scale := self.steps.scale_of_sums()) != 1:
+                given = given / scale
 
             def fill(user, parameter, begin, end, numbers, address: int = given.data_ptr()) -> int:
                 ctypes.memmove(numbers, address + 4 * begin, 4 * (end - begin))

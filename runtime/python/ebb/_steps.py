@@ -72,6 +72,7 @@ class Steps:
         self.losses: list[torch.Tensor] = []  # of the open step
         self.aside: dict[int, list[tuple[int, torch.Tensor]]] = {}  # by parameter: where a slice of its gradient begins, and the slice
         self.sums_ranks = False  # with sums: over ranks, too
+        self.scale_of_sums: Callable[[], float] = lambda: 1.0  # of the gradients of the open step
         self.takes_late_rates = False  # those that rates() gives when the step ends
         self.holds = False  # steps keep their gradients until their end, so that they can be read and written; of the open step: held
         self.held = False

@@ -68,6 +68,12 @@ def _members(model: nn.Module, units: UnitsArgument) -> list[tuple[str, nn.Modul
     return [(name, module) for name, module in found if id(module) not in inside]
 
 
+def units_with(model: nn.Module, whole: Sequence[nn.Module]) -> list[nn.Module]:
+    """The default units, except that what is in a module of `whole` is in one unit."""
+    inside = {id(inner) for module in whole for inner in module.modules()}
+    return [*whole, *(module for _, module in _members(model, None) if id(module) not in inside)]
+
+
 def entries(module: nn.Module) -> list[nn.Module]:
     """The modules that are called in place of `module`, which may be a list of modules."""
     if not isinstance(module, _CONTAINERS):

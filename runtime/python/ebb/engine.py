@@ -100,13 +100,12 @@ class Engine(OpenSteps):
             self._walk.fail(error)
             raise
 
-    def step(self, now: bool = False, scale: float = 1.0) -> bool:
+    def step(self, now: bool = False) -> bool:
         """Ends a micro-batch, which is one backward. The last of gradient_accumulation_steps micro-batches ends the step and updates
         the parameters. Returns whether the step has ended. Raises if there was no backward since the last call.
 
         now: ends the step with the micro-batches so far, and takes their mean. This is for the last, incomplete step of an epoch. It is
         an error if updates are early, which means under backward ("ebb.asynchronous_step").
-        scale: multiplies the sums of open_steps() and sums_micro_batches.
 
         An error of any rank is raised on every rank, by this call or by report(). The step is then dropped."""
         self._state.check()
@@ -135,8 +134,9 @@ class Engine(OpenSteps):
         steps.counted = steps.backwards
         if steps.counted < self.accumulation and not now:
             return False
+        scale = steps.scale_of_sums() if steps.begun_with_sums else self.accumulation / steps.counted
         try:
-            steps.finish(scale if steps.begun_with_sums else self.accumulation / steps.counted)
+            steps.finish(scale)
         finally:
             self._walk.forget()
         self._finished += 1
@@ -273,12 +273,14 @@ class Engine(OpenSteps):
         return Ticket(self._memory, number.value) if asynchronous else None
 
     def load(self, path: str | os.PathLike, *, states: bool = True, partial: bool = False) -> tuple[int, bytes, bytes]:
-        """Collective: loads a checkpoint, or the newest complete one of a folder. Returns the number of finished steps, and the bytes that
-        save() got as `trainer` and as `of_this_rank` (empty at another number of ranks).
+        """Collective: loads a checkpoint, or the newest complete one of a folder, or a universal checkpoint of DeepSpeed's. Returns the number of
+        finished steps, and the bytes that save() got as `trainer` and as `of_this_rank` (empty at another number of ranks).
 
         states: False: values of parameters alone. Optimizer states, the loss scale and the number of steps stay.
         partial: what the checkpoint lacks stays as it is, and what the model lacks is left out. Otherwise both are errors."""
         self._state.between_steps("load")
+        if os.path.isdir(os.path.join(path, "zero")):
+            return saving.load_universal(self, path, states=states, partial=partial)
         self._steps.hide_values()
         found, options = _library.Loaded(), _library.LoadOptions(without_states=not states, partial=partial)
         check(library.ebb_load_with(self._memory.handle, os.fspath(path).encode(), byref(options), byref(found)))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import ctypes
 import json
 import os
 import re
+import shutil
 import types
 from ctypes import byref
 from pathlib import Path
@@ -20,6 +22,27 @@ from ._files import FORMAT_NAMES
 from ._library import Error, check, library
 from ._state import State
 from ._tensors import Memory
+
+
+def load_universal(engine: Any, path: str | os.PathLike, **options: bool) -> tuple[int, bytes, bytes]:
+    """Collective: rank 0 imports it into a folder beside it, which all ranks load and which is then removed."""
+    from .checkpoint import import_tensors  # which `python -m ebb.checkpoint` runs by itself
+
+    made, failure = f"{os.path.abspath(path)}.ebb-import", None
+    if engine.world.rank == 0:
+        shutil.rmtree(made, ignore_errors=True)
+        try:
+            import_tensors(path, made)
+        except Error as error:
+            failure = error
+    try:
+        engine._state.agree(failure, failure)
+        return engine.load(made, **options)
+    finally:
+        with contextlib.suppress(Error):  # of an engine that has failed
+            engine._state.agree(None, None)
+        if engine.world.rank == 0:
+            shutil.rmtree(made, ignore_errors=True)
 
 
 def attach(entries: Entries, zero_grad: Callable[..., None]) -> list[Any]:

@@ -41,6 +41,13 @@ def test_each_name_of_the_table_can_be_imported_and_has_a_verdict():
     assert deepspeed.runtime.engine.DeepSpeedEngine is deepspeed.DeepSpeedEngine
 
 
+def test_each_builder_has_its_name_among_the_compatible_ones():
+    ops = loops.deepspeed().ops
+    builders = [getattr(ops.op_builder, f"{name}Builder") for name in "CPUAdam FusedAdam CPULion FusedLion CPUAdagrad FusedLamb AsyncIO Utils Transformer".split()]
+    assert all(ops.__compatible_ops__[one.NAME] and one().is_compatible() for one in builders)
+    assert {one.NAME for one in builders} == set(ops.__compatible_ops__)
+
+
 def test_a_refused_name_raises_when_it_is_called():
     deepspeed = loops.deepspeed()
     import ebb

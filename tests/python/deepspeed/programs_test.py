@@ -7,7 +7,7 @@ import loops
 import pytest
 import torch
 import training
-from ranks import on_one, on_ranks
+from ranks import on_one, on_ranks, on_two
 
 both = pytest.mark.parametrize("ranks", ["one", "two"], indirect=True)
 
@@ -230,7 +230,6 @@ def test_a_momentum_that_changes_is_refused():
 
 
 @pytest.mark.parametrize("more", [
-    {"data_types": {"keep_in_fp32_modules": "auto"}},
     {"torch_autocast": {"enabled": True, "lower_precision_safe_modules": ["x"]}}, {"torch_autocast": {"enabled": True, "dtype": "fp16"}},
     {"optimizer": {"type": "OneBitAdam"}}, {"optimizer": {"type": "Muon"}},
 ], ids=str)
@@ -386,11 +385,197 @@ def test_a_model_is_written_whole(folder):
     engine.destroy()
 
 
+class _Buffers(torch.nn.Module):
+    _keep_in_fp32_modules_strict = ["bias_*"]
+    _keep_in_fp32_modules = ["scale"]
+
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Linear(8, 1)
+        for name in ("bias_of_router", "scale", "other"):
+            self.register_buffer(name, torch.tensor([1.0]).bfloat16())
+        self.inner.register_buffer("scale", torch.tensor([1.0]).bfloat16())
+
+
+@pytest.mark.parametrize("kind, types, kept", [
+    ("bf16", {}, {"bias_of_router"}), ("fp16", {}, {"bias_of_router", "scale", "inner.scale"}), ("bf16", {"keep_in_fp32_modules": []}, set()),
+    ("bf16", {"keep_in_fp32_modules": ["inner*"], "buffer_dtype": "fp16"}, {"inner.scale"}), ("fp32", {"buffer_dtype": "fp16"}, set()),
+], ids=["auto bf16", "auto fp16", "none", "patterns", "fp32"])
 @on_one
-def test_a_method_that_is_not_built_yet_says_what_to_call():
+def test_listed_buffers_stay_in_fp32_beside_parameters_of_the_configured_type(kind, types, kept):
+    other = torch.float16 if "buffer_dtype" in types and kind != "fp32" else torch.bfloat16
+    more = {} if kind == "fp32" else {kind: {"enabled": True}}
+    engine = loops.begin(_Buffers(), loops.config(data_types=types, **more))
+    assert {name: one.dtype for name, one in engine.module.named_buffers()} == {
+        name: torch.float32 if name in kept else other for name in ("bias_of_router", "scale", "other", "inner.scale")
+    }
+    computed = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[kind]
+    assert {one.dtype for one in engine.module.parameters()} == {computed}
+    engine.destroy()
+
+
+@on_one
+def test_a_schedule_without_its_optimizer_is_deepspeeds_assertion():
+    model = training.mlp()
+    schedule = torch.optim.lr_scheduler.LambdaLR(loops.adamw(model.parameters()), lambda step: 1.0)
+    for optimizer, of_json in ((loops.adamw, {}), (None, {"optimizer": {"type": "AdamW"}})):
+        with pytest.raises(AssertionError, match="Client LR Scheduler is instantiated"):
+            loops.deepspeed().initialize(
+                model=model, optimizer=optimizer, model_parameters=model.parameters(), lr_scheduler=schedule, config=loops.config(**of_json)
+            )
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@on_one
+def test_the_step_of_the_optimizer_updates_and_counts_nothing(stage):
     import ebb
 
-    engine = loops.begin(training.mlp())
-    with pytest.raises(ebb.Error, match="DeepSpeedEngine.data_parallel_group is not built yet: deepspeed.comm.get_world_group"):
-        engine.data_parallel_group()
+    model, plain = loops.pair()
+    halves = lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    engine = loops.begin(model, loops.config(stage, accumulate=2), lr_scheduler=halves)
+    other = loops.adamw(plain.parameters())
+    zero, optimizers = loops.deepspeed().runtime.zero, loops.deepspeed().runtime.base_optimizer
+    kinds = [optimizers.DeepSpeedOptimizer, zero.stage_1_and_2.DeepSpeedZeroOptimizer, zero.stage3.DeepSpeedZeroOptimizer_Stage3]
+    assert type(engine.optimizer) is kinds[(stage + 1) // 2] and isinstance(engine.optimizer, torch.optim.Optimizer)
+    assert isinstance(engine.optimizer, optimizers.ZeROOptimizer) == (stage > 0)
+    batches = training.vector_batches(2, 2)
+    for of_step in batches:
+        engine.set_gradient_accumulation_boundary(False)
+        engine.backward(training.squared_error(engine, of_step[0]))
+        with pytest.raises(ebb.Error, match="between the micro-batches of a step: call engine.step"):
+            engine.optimizer.step()
+        engine.set_gradient_accumulation_boundary(True)
+        engine.backward(training.squared_error(engine, of_step[1]))
+        engine.optimizer.step()
+    loops.train_with_torch(plain, batches, other)
+    assert (engine.global_steps, engine.micro_steps, engine.get_lr(), engine.lr_scheduler.last_epoch) == (0, 0, [0.01], 0)
+    assert engine.get_global_grad_norm() > 0 and engine.was_step_applied() and not engine.optimizer.overflow
+    values = engine.module_state_dict()
+    for name, value in plain.state_dict().items():
+        assert torch.allclose(values[name], value, atol=1e-6), name
     engine.destroy()
+
+
+@both
+@on_ranks
+def test_hooks_are_taken_off_while_whole_values_are_used():
+    deepspeed = loops.deepspeed()
+    model, plain = loops.pair()
+    engine = loops.begin(model)
+    other = loops.adamw(plain.parameters())
+    x = torch.randn(3, 8)
+    for of_step in training.vector_batches(3, engine.world_size):
+        loops.check(loops.train(engine, [of_step]), loops.train_with_torch(plain, [of_step], other)[0])
+        offload = engine.optimizer.parameter_offload
+        with deepspeed.zero.GatheredParameters(engine.parameters()), torch.no_grad():
+            for parameter in offload.module.parameters():
+                parameter.ds_active_sub_modules.clear()
+            assert not list(offload.module.ds_external_parameters())
+            for hook in offload.forward_hooks + offload.backward_hooks:
+                hook.remove()
+            offload.forward_hooks, offload.backward_hooks = [], []
+            if engine.global_rank == 0:  # alone: the engine does not see it
+                assert torch.allclose(offload.module(x), plain(x), atol=1e-5)
+            offload._register_deepspeed_module(offload.module)
+        with deepspeed.runtime.zero.unwrap_model_for_generation(engine) as whole, torch.no_grad():
+            assert torch.allclose(whole.module(x), plain(x), atol=1e-5)
+    engine.destroy()
+
+
+@both
+@on_ranks
+def test_states_are_offloaded_by_the_optimizer_and_the_next_forward_takes_them_back():
+    from ebb.deepspeed.zero import OffloadDeviceEnum, OffloadStateTypeEnum as States
+
+    assert States.optim_states == "optim_states"
+    engine, plain = loops.begin(training.mlp()), loops.begin(training.mlp())
+    for number, of_step in enumerate(training.vector_batches(3, engine.world_size)):
+        include = [States.optim_states, States.hp_params, States.contiguous_grad_buffer]
+        engine.optimizer.offload_states(include=include, device=OffloadDeviceEnum.cpu, pin_memory=True, non_blocking=True)
+        engine.empty_partition_cache()
+        assert engine.ebb.is_suspended
+        if number == 1:
+            engine.optimizer.reload_states(non_blocking=True)
+            assert not engine.ebb.is_suspended
+        assert loops.train(engine, [of_step]) == loops.train(plain, [of_step])
+    engine.destroy(), plain.destroy()
+
+
+@both
+@on_ranks
+def test_a_second_backward_through_one_forward_is_an_error_and_training_goes_on():
+    engine, plain = loops.begin(training.mlp()), loops.begin(training.mlp())
+    for number, (batch,) in enumerate(_batches(3)):
+        if number == 1:
+            loss = training.squared_error(engine, batch)
+            engine.backward(loss, retain_graph=True)
+            with pytest.raises(RuntimeError):
+                engine.backward(loss)
+            engine.optimizer.zero_grad()
+        for one in (engine, plain):
+            one.backward(training.squared_error(one, batch))
+            one.step()
+    ours, theirs = engine.module_state_dict(), plain.module_state_dict()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    engine.destroy(), plain.destroy()
+
+
+@on_one
+def test_the_group_of_all_ranks_is_an_attribute_of_the_engine():
+    engine = loops.begin(training.mlp())
+    assert engine.data_parallel_group is loops.deepspeed().comm.get_world_group()
+    engine.destroy()
+
+
+class _Experts(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.experts = torch.nn.ModuleList([torch.nn.Linear(8, 8) for _ in range(3)])
+        self.head = torch.nn.Linear(8, 1)
+        self.chosen = 0
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.experts[self.chosen](x)))
+
+
+@pytest.mark.parametrize("way", ["class", "name", "suffix", "json"])
+@on_two
+def test_ranks_may_use_other_modules_of_a_leaf(way):
+    utils = loops.deepspeed().utils
+    model, plain = loops.pair(_Experts)
+    if way == "class":
+        with pytest.raises(ValueError, match="No modules of type"):
+            utils.set_z3_leaf_modules(model, [torch.nn.Conv2d])
+        assert utils.set_z3_leaf_modules(model, ["torch.nn.modules.container.ModuleList"]) == utils.set_z3_leaf_modules(model, [torch.nn.ModuleList])
+    elif way == "name":
+        assert utils.set_z3_leaf_modules_by_name(model, ["experts", "none"], raise_if_not_found=False) == ([model.experts], ["none"])
+    elif way == "suffix":
+        with pytest.raises(ValueError, match="none"):
+            utils.set_z3_leaf_modules_by_suffix(model, ["none"])
+        assert utils.set_z3_leaf_modules_by_suffix(model, ["perts"])[0] == [model.experts]
+    engine = loops.begin(model, loops.config(3, zero={"leaf_module": {"classes": "ModuleList"}} if way == "json" else None))
+    assert utils.get_z3_leaf_modules(model) == [model.experts]
+    other = loops.adamw(plain.parameters())
+    for number, of_step in enumerate(training.vector_batches(3, 2)):
+        model.chosen = (engine.global_rank + number) % 3
+        engine.backward(training.squared_error(engine, of_step[engine.global_rank])), engine.step()
+        for rank, batch in enumerate(of_step):
+            plain.chosen = (rank + number) % 3
+            (training.squared_error(plain, batch) / 2).backward()
+        for one in plain.parameters():
+            one.grad = torch.zeros_like(one) if one.grad is None else one.grad
+        torch.nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
+        other.step(), other.zero_grad()
+    values = engine.module_state_dict()
+    for name, value in plain.state_dict().items():
+        assert torch.allclose(values[name], value, atol=1e-5), name
+    engine.destroy()
+
+
+def test_groups_without_experts_stay_as_they_are():
+    utils = loops.deepspeed().moe.utils
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    group = {"params": [parameter], "name": "all"}
+    assert utils.split_params_into_different_moe_groups_for_optimizer(group) == [group]
+    assert utils.split_params_into_different_moe_groups_for_optimizer((group,)) == [group] and not utils.is_moe_param(parameter)

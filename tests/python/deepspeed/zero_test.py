@@ -164,6 +164,29 @@ def test_gradients_are_read_and_written_before_the_step(stage, accumulate, scale
     engine.destroy()
 
 
+@both
+@on_ranks
+def test_gradients_of_loss_backward_are_divided_by_the_accumulation_when_they_are_read():
+    utils = loops.deepspeed().utils
+    model, plain = loops.pair()
+    engine = loops.begin(model, loops.config(3, 2, gradient_clipping=0), loops.sgd)
+    (batches,) = training.vector_batches(1, 2 * engine.world_size)
+    for batch in batches:
+        (training.squared_error(plain, batch) / len(batches)).backward()
+    for number, batch in enumerate(batches[2 * engine.global_rank :][:2]):
+        if number:
+            engine.step()
+        training.squared_error(engine, batch).backward()
+    assert all((utils.safe_get_full_grad(one) - other.grad).abs().max() <= 1e-6 for one, other in zip(model.parameters(), plain.parameters()))
+    utils.safe_set_full_grad(model[0].weight, torch.ones(8, 8))
+    assert torch.equal(utils.safe_get_full_grad(model[0].weight), torch.ones(8, 8))
+    plain[0].weight.grad = torch.ones(8, 8)
+    engine.step(), loops.sgd(plain.parameters()).step()
+    for one, other in zip(model.parameters(), plain.parameters()):
+        assert (utils.safe_get_full_fp32_param(one) - other).abs().max() <= 1e-6
+    engine.destroy()
+
+
 @on_one
 def test_a_gradient_that_is_read_too_early_is_an_error():
     engine = loops.begin(training.mlp(), loops.config(3, accumulate=2))

@@ -13,7 +13,12 @@ import torch
 _ON_CPU: dict[str, Any] = {
     "set_device": None, "synchronize": None, "current_stream": None, "default_stream": None, "Stream": None, "stream": contextlib.nullcontext(),
     "device": contextlib.nullcontext(), "empty_cache": None, "reset_peak_memory_stats": None, "memory_allocated": 0, "max_memory_allocated": 0,
-    "memory_reserved": 0, "max_memory_reserved": 0, "is_bf16_supported": True, "memory_stats": {},
+    "memory_reserved": 0, "max_memory_reserved": 0, "is_bf16_supported": True, "memory_stats": {}, "range_push": None,
+    "range_pop": None,
+}
+_EVERYWHERE: dict[str, Any] = {
+    "is_available": True, "is_fp16_supported": True, "supported_dtypes": [torch.float32, torch.float16, torch.bfloat16],
+    "preferred_dtype": torch.bfloat16, "random": torch.random, "visible_devices_envs": ["CUDA_VISIBLE_DEVICES"],
 }
 _OLD_NAMES = {
     "memory_cached": "memory_reserved", "max_memory_cached": "max_memory_reserved", "reset_max_memory_allocated": "reset_peak_memory_stats",
@@ -30,8 +35,11 @@ class _Accelerator:
     def __getattr__(self, name: str) -> Any:
         name = _OLD_NAMES.get(name, name)
         if not name.startswith("_"):
-            if self._is_cuda and hasattr(torch.cuda, name):
-                return getattr(torch.cuda, name)
+            if name in _EVERYWHERE:
+                return lambda: _EVERYWHERE[name]
+            for where in (torch.cuda, torch.cuda.nvtx) if self._is_cuda else ():
+                if hasattr(where, name):
+                    return getattr(where, name)
             if not self._is_cuda and name in _ON_CPU:
                 return lambda *arguments, **keywords: _ON_CPU[name]
             if not self._is_cuda and hasattr(torch, name):  # manual_seed, initial_seed, get_rng_state, ...
@@ -53,12 +61,7 @@ class _Accelerator:
         return f"cuda:{torch.cuda.current_device()}" if self._is_cuda else "cpu"
 
     def device_count(self) -> int:
-        return torch.cuda.device_count() if self._is_cuda else int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-
-    def is_available(self) -> bool:
-        return True
-
-    is_fp16_supported = is_available
+        return torch.cuda.device_count() if self._is_cuda else int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE", 1))
 
     def communication_backend_name(self) -> str:
         return self._communication_backend_name
@@ -68,15 +71,6 @@ class _Accelerator:
 
     def is_triton_supported(self) -> bool:
         return self._is_cuda
-
-    def supported_dtypes(self) -> list[torch.dtype]:
-        return [torch.float32, torch.float16, torch.bfloat16]
-
-    def preferred_dtype(self) -> torch.dtype:
-        return torch.bfloat16
-
-    def random(self) -> Any:
-        return torch.random
 
     def manual_seed_all(self, seed: int) -> None:
         torch.manual_seed(seed)
@@ -95,14 +89,6 @@ class _Accelerator:
     def available_memory(self, device_index: int | None = None) -> int:
         return torch.cuda.mem_get_info(device_index)[0] if self._is_cuda else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
 
-    def range_push(self, message: str) -> None:
-        if self._is_cuda:
-            torch.cuda.nvtx.range_push(message)
-
-    def range_pop(self) -> None:
-        if self._is_cuda:
-            torch.cuda.nvtx.range_pop()
-
     def lazy_call(self, callback: Any) -> Any:
         return callback()
 
@@ -114,9 +100,6 @@ class _Accelerator:
 
     def on_accelerator(self, tensor: torch.Tensor) -> bool:
         return tensor.device.type == self._name
-
-    def visible_devices_envs(self) -> list[str]:
-        return ["CUDA_VISIBLE_DEVICES"]
 
 
 @functools.cache

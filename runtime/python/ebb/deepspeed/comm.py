@@ -10,8 +10,6 @@ import torch.distributed as dist
 from .._library import Error
 from .._world import free_port, meet, meet_beside_torch
 
-ReduceOp = dist.ReduceOp
-
 
 def init_distributed(
     dist_backend: str | None = None, auto_mpi_discovery: bool = True, distributed_port: int | None = None, verbose: bool = True,
@@ -38,11 +36,8 @@ def init_distributed(
     if torch.cuda.is_available():
         torch.cuda.set_device(world.local_rank % torch.cuda.device_count())
     backend = dist_backend or ("nccl" if torch.cuda.is_available() else "gloo")
-    dist.init_process_group(backend, **({"timeout": timeout} if timeout else {}), **({"init_method": init_method} if init_method else {}))
-
-
-def is_initialized() -> bool:
-    return dist.is_initialized()
+    where = {"init_method": init_method, "rank": world.rank, "world_size": world.size} if init_method else {}
+    dist.init_process_group(backend, **({"timeout": timeout} if timeout else {}), **where)
 
 
 def get_rank(group: Any = None) -> int:
@@ -53,12 +48,8 @@ def get_world_size(group: Any = None) -> int:
     return dist.get_world_size(group) if dist.is_initialized() else meet().size
 
 
-def get_local_rank() -> int:
-    return meet().local_rank
-
-
-def get_world_group() -> Any:
-    return dist.group.WORLD
+get_local_rank = lambda: meet().local_rank
+get_world_group = lambda: dist.group.WORLD
 
 
 def get_global_rank(group: Any = None, group_rank: int = 0) -> int:
@@ -73,39 +64,20 @@ def initialize_mesh_device(*arguments: Any, **keywords: Any) -> Any:
     raise Error("initialize_mesh_device: sequence parallelism is not built, so every rank is data-parallel", "UNIMPLEMENTED")
 
 
-def log_summary(*arguments: Any, **keywords: Any) -> None:
-    """Does nothing: engine.ebb.communication() has the bytes of the last step."""
-
-
-configure = log_summary
+log_summary = configure = lambda *arguments, **keywords: None  # engine.ebb.communication() has the bytes of the last step
 
 
 def _get_world_group() -> Any:
     return dist.group.WORLD if dist.is_initialized() else None
 
 
-def _of_one(*arguments: Any) -> int:
-    return 1
-
-
-def _first(*arguments: Any) -> int:
-    return 0
-
-
 # utils.groups: of ranks that are all data-parallel.
 _get_data_parallel_group = _get_sequence_data_parallel_group = _get_data_parallel_group_of_all = _get_world_group
 _get_data_parallel_world_size = _get_sequence_data_parallel_world_size = lambda *arguments: get_world_size()
 _get_data_parallel_rank = _get_sequence_data_parallel_rank = lambda *arguments: get_rank()
-_get_model_parallel_world_size = _get_sequence_parallel_world_size = _get_expert_model_parallel_world_size = _of_one
-_get_model_parallel_rank = _get_sequence_parallel_rank = _first
-_get_broadcast_src_rank = _first
-
-
-def _get_model_parallel_group(*arguments: Any) -> None:
-    return None
-
-
-_get_sequence_parallel_group = _get_model_parallel_group
+_get_model_parallel_world_size = _get_sequence_parallel_world_size = _get_expert_model_parallel_world_size = lambda *arguments: 1
+_get_model_parallel_rank = _get_sequence_parallel_rank = _get_broadcast_src_rank = lambda *arguments: 0
+_get_model_parallel_group = _get_sequence_parallel_group = lambda *arguments: None
 
 
 def __getattr__(name: str) -> Any:

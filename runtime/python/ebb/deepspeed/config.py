@@ -7,9 +7,10 @@ import json
 import logging
 import os
 import re
-from typing import Any, Mapping
+from typing import Any, Callable, Mapping
 
 import torch
+from torch import nn
 
 from .._library import Error
 from .._model import compute_dtype, config_text, resolved
@@ -74,16 +75,18 @@ class DeepSpeedConfig:
         if given.pop("sparse_gradients", False):
             log.info("sparse_gradients: gradients are dense, which gives the same values")
         zero = given.get("zero_optimization")
-        computes_norm = True
+        computes_norm, self.leaf_module = True, None
         if isinstance(zero, dict):
+            self.leaf_module = zero.get("leaf_module")
             zero.pop("parameter_alignment", None)
             computes_norm = zero.pop("compute_grad_norm", None) is not False
         self.autocast = self._autocast(given.pop("torch_autocast", None))
         types = given.get("data_types") or {}
         buffers = types.pop("buffer_dtype", None)
         self.buffer_dtype = None if buffers is None else dtype_named(buffers)
-        if types.pop("keep_in_fp32_modules", None):
-            raise Error("data_types.keep_in_fp32_modules is not built yet: leave it out, and every parameter has the configured type", "UNIMPLEMENTED")
+        self.keep_in_fp32_modules = kept = types.pop("keep_in_fp32_modules", "auto")
+        if kept != "auto" and not (isinstance(kept, list) and all(isinstance(one, str) for one in kept)):
+            raise DeepSpeedConfigError(f'data_types.keep_in_fp32_modules must be "auto" or a list of name patterns, got {kept!r}')
         self.loads_universal = bool((given.get("checkpoint") or {}).get("load_universal"))
         if world is None:
             from .._world import meet
@@ -103,9 +106,17 @@ class DeepSpeedConfig:
         if self.autocast is not None and self.dtype != torch.float32:
             raise Error("torch_autocast beside \"bf16\" or \"fp16\": enable one of them", "INVALID_ARGUMENT")
 
-    @property
-    def zero_enabled(self) -> bool:
-        return self.zero_optimization_stage > 0
+    def names_in_fp32(self, model: nn.Module) -> re.Pattern[str] | None:
+        """Of the buffers that stay in fp32 beside bf16 or fp16: keep_in_fp32_modules, or with "auto" the lists that transformers' models have."""
+        patterns = [] if self.keep_in_fp32_modules == "auto" else [one.replace("*", ".*") for one in self.keep_in_fp32_modules]
+        if self.keep_in_fp32_modules == "auto":
+            lists = ("_keep_in_fp32_modules_strict", "_keep_in_fp32_modules")[: 2 if self.dtype == torch.float16 else 1]
+            for path, module in model.named_modules():
+                names = [name.replace("*", ".*") for one in lists for name in getattr(module, one, None) or ()]
+                patterns += [rf"^{re.escape(path)}\..*{name}" if path else name for name in names]
+        return re.compile("|".join(patterns)) if patterns and self.dtype != torch.float32 else None
+
+    zero_enabled = property(lambda self: self.zero_optimization_stage > 0)
 
     @property
     def gathers_on_save(self) -> bool:
@@ -153,3 +164,31 @@ def add_config_arguments(parser: Any) -> Any:
     group.add_argument("--deepscale", default=False, action="store_true", help="an old name of --deepspeed")
     group.add_argument("--deepscale_config", default=None, type=str, help="an old name of --deepspeed_config")
     return parser
+
+
+def _stated(name: str) -> Callable[[Any], Any]:
+    return lambda self: getattr(self._config, name)
+
+
+class Facts:
+    """What a DeepSpeedEngine says of its configuration."""
+
+    _config: DeepSpeedConfig
+    optimizer: Any
+    gather_16bit_weights_on_model_save: bool
+    basic_optimizer: torch.optim.Optimizer
+
+    train_batch_size, train_micro_batch_size_per_gpu = _stated("train_batch_size"), _stated("train_micro_batch_size_per_gpu")
+    gradient_accumulation_steps, gradient_clipping = _stated("gradient_accumulation_steps"), _stated("gradient_clipping")
+    managed_gradient_accumulation, zero_optimization_stage = _stated("managed"), _stated("zero_optimization_stage")
+
+    get_batch_info = lambda self: (self.train_batch_size(), self.train_micro_batch_size_per_gpu(), self.gradient_accumulation_steps())
+    zero_optimization = lambda self: self.zero_optimization_stage() > 0
+    zero_optimization_partition_gradients = lambda self: self.zero_optimization_stage() >= 2
+    zero_optimization_partition_weights = lambda self: self.zero_optimization_stage() == 3
+    zero_gather_16bit_weights_on_model_save = lambda self: self.gather_16bit_weights_on_model_save
+    bfloat16_enabled = lambda self: self._config.dtype == torch.bfloat16
+    fp16_enabled = lambda self: self._config.dtype == torch.float16
+    get_data_types = lambda self: (self._config.dtype, self._config.dtype)
+    optimizer_name = lambda self: type(self.basic_optimizer).__name__ if self.optimizer is not None else None
+    scheduler_name = lambda self: self._config.scheduler["type"] if self._config.scheduler else None

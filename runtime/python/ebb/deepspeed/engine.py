@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import logging
 import re
@@ -17,12 +16,12 @@ from .. import schedules
 from .._library import Error
 from .._making import initialize as shard
 from .._reports import Report
+from .._units import units_with
 from .._world import meet
 from ..engine import Engine
-from . import comm, optimizers, zero
-from .config import DeepSpeedConfig, refuse_parallel
+from . import comm, optimizers, small_names, zero
+from .config import DeepSpeedConfig, Facts, refuse_parallel
 from .dataloader import DeepSpeedDataLoader
-from .facts import Facts
 from .optimizers import DeepSpeedOptimizer, Groups
 from .saving import Saving
 
@@ -30,9 +29,6 @@ log = logging.getLogger("ebb")
 _NO_OPTIMIZER = "must provide optimizer during init in order to use"
 _FORWARDS_MAX = 4  # before one backward, in the first step
 _numbers = itertools.count()
-_LATER = {  # methods that are not built yet, and what to call instead
-    "data_parallel_group": "deepspeed.comm.get_world_group() is the group of all ranks",
-}
 
 
 def initialize(
@@ -74,12 +70,13 @@ class DeepSpeedEngine(Facts, Saving, nn.Module):
         self.config, self.mpu, self.collate_fn = self._config._param_dict, None, collate_fn
         self.global_rank, self.world_size, self.local_rank, self.dp_world_size = world.rank, world.size, world.local_rank, world.size
         self.global_steps = self.global_samples = self.micro_steps = 0
+        self.data_parallel_group = self.seq_data_parallel_group = comm.get_world_group()
         self.device = torch.device("cuda", world.local_rank % torch.cuda.device_count()) if torch.cuda.is_available() else torch.device("cpu")
         self.gather_16bit_weights_on_model_save = self._config.gathers_on_save
         self.ebb: Engine | None = None
         self.optimizer: DeepSpeedOptimizer | None = None
         self.lr_scheduler: Any = None
-        self.inside_no_sync_ctxt = self._in_step = False
+        self.inside_no_sync_ctxt = self._in_step = self._resumes_in_forward = False
         self._boundary: bool | None = None
         self._scaled_here = 0  # backwards of this step that divided the loss themselves
         self._has_forward_of_evaluation = False
@@ -87,12 +84,19 @@ class DeepSpeedEngine(Facts, Saving, nn.Module):
         self._is_proven = False  # a forward with gradients has run, so the residents are known
         self._applied: bool | None = None
         self._norm: float | None = None
-        self._reported: tuple[int, Report] | None = None
+        self._reported: Report | None = None
+        self._has_report = False  # an update, or a checkpoint's
+        if isinstance(lr_scheduler, torch.optim.lr_scheduler.LRScheduler):
+            assert isinstance(optimizer, torch.optim.Optimizer), (
+                f"Client Optimizer (type = {type(optimizer)} is not instantiated but Client LR Scheduler is instantiated"
+            )
         model = _whole(getattr(model, "_orig_mod", model))
         self.module = model
         zero.show(model)
         self._groups = self._grouped(optimizer, model_parameters)
         self._has_own_schedule = lr_scheduler is not None  # the JSON's does nothing
+        for key, names in (self._config.leaf_module or {}).items():
+            small_names.MARKS[key](model, [names] if isinstance(names, str) else names, raise_if_not_found=False)
         self._move_buffers()
         if self._groups is not None or self.zero_optimization_stage() == 3:
             self._shard(())
@@ -103,7 +107,7 @@ class DeepSpeedEngine(Facts, Saving, nn.Module):
             model.to(self.device)
         if self._groups is not None:
             self.basic_optimizer = self._groups.optimizer
-            self.optimizer = DeepSpeedOptimizer(self.basic_optimizer, self.step, self.backward, self._zero_grad_of_optimizer, self._report)
+            self.optimizer = optimizers.CLASSES[self.zero_optimization_stage()](self.basic_optimizer, self)
             self.optimizer.loss_scale = self.ebb.next_loss_scale()
             self.lr_scheduler = self._scheduled(lr_scheduler)
         self.training_dataloader = self.deepspeed_io(training_data) if training_data is not None else None
@@ -134,11 +138,15 @@ class DeepSpeedEngine(Facts, Saving, nn.Module):
         return Groups(optimizer, self.module)
 
     def _move_buffers(self) -> None:
-        for module in self.module.modules():
-            for name, buffer in module._buffers.items():
-                if buffer is not None:
-                    to = self._config.buffer_dtype if buffer.is_floating_point() else None
-                    module._buffers[name] = buffer.to(device=self.device, dtype=to)
+        """With bf16 and fp16 they get the configured type, too, but not those that stay in fp32."""
+        stays, computed = self._config.names_in_fp32(self.module), self._config.dtype != torch.float32
+        for path, buffer in self.module.named_buffers():
+            to = None
+            if computed and buffer.is_floating_point() and stays and stays.search(path):
+                to = torch.float32
+            elif computed and buffer.dtype in (torch.float32, torch.bfloat16, torch.float16):
+                to = self._config.buffer_dtype
+            buffer.data = buffer.data.to(device=self.device, dtype=to)
 
     def _shard(self, resident: Iterable[str]) -> None:
         backwards = self.gradient_accumulation_steps() if self._config.managed else 1
@@ -153,19 +161,21 @@ class DeepSpeedEngine(Facts, Saving, nn.Module):
             self._groups.not_fixed.add("betas")
         names = {id(parameter): name for name, parameter in self.module.named_parameters()}
         external = [names[id(one)] for module in self.module.modules() for one in module.__dict__.get("_ebb_external", ()) if id(one) in names]
+        leaves = small_names.get_z3_leaf_modules(self.module)
         self.ebb = shard(
-            self.module, settings, groups=groups, resident=[re.escape(name) for name in {*external, *resident}], values_of_rank_0=True, dtype="config",
+            self.module, settings, units=units_with(self.module, leaves) if leaves else None, groups=groups, resident=[re.escape(name) for name in {*external, *resident}], values_of_rank_0=True, dtype="config",
             device=str(self.device), name=f"engine{next(_numbers)}",
         )
         if self.zero_optimization_stage() == 3:
             for parameter in self.module.parameters():
                 zero.mark(parameter)
+            self.module.ds_external_parameters = zero.no_external_parameters
         else:
             self.ebb.shows_values = True
         if self._groups is not None:
             self.ebb.reads_gradients = True
             self.ebb.forwards_max = _FORWARDS_MAX
-            self.ebb.open_steps(backwards, self._groups.rates, self._config.sums_ranks)
+            self.ebb.open_steps(backwards, self._groups.rates, self._config.sums_ranks, self._scale)
 
     def _cycles_momentum(self) -> bool:
         scheduler = None if self._has_own_schedule else self._config.scheduler
@@ -197,6 +207,8 @@ class DeepSpeedEngine(Facts, Saving, nn.Module):
         if self.ebb is None:
             with autocast:
                 return self.module(*inputs, **keywords)
+        if self._resumes_in_forward:
+            self.reload_states()
         trains = torch.is_grad_enabled() and self.optimizer is not None
         if torch.is_grad_enabled() and not trains and any(isinstance(one, torch.Tensor) and one.requires_grad for one in tree_leaves((inputs, keywords))):
             raise Error("an input needs a gradient, and an engine without an optimizer gives none: call it under torch.no_grad()", "UNIMPLEMENTED")
@@ -237,15 +249,12 @@ class DeepSpeedEngine(Facts, Saving, nn.Module):
             if self.global_steps or self._is_loaded:
                 raise Error(f"{error}. It was not so in the first batch, so call deepspeed.zero.register_external_parameter before initialize") from None
             log.info("%s: used outside of their module, so they are kept whole on every rank", ", ".join(outside))
-            self._shard_again(outside)
+            self.ebb.drop()
+            self.ebb.close(keep_values=True)
+            self._shard(outside)
             output = call()
         self._is_proven = True
         return output
-
-    def _shard_again(self, resident: Iterable[str]) -> None:
-        self.ebb.drop()
-        self.ebb.close(keep_values=True)
-        self._shard(resident)
 
     def _forget_evaluation(self) -> None:
         if self._has_forward_of_evaluation:
@@ -283,13 +292,26 @@ class DeepSpeedEngine(Facts, Saving, nn.Module):
             self._in_step = False
         self.micro_steps += 1
 
-    def _update(self, lr_kwargs: Mapping[str, Any] | None) -> None:
-        backwards, divided = self.ebb.backwards, self._scaled_here
-        self._scaled_here = 0
-        if divided not in (0, backwards):
+    def _scale(self) -> float:
+        """Of the gradients, which loss.backward() has not divided by the accumulation."""
+        if self._scaled_here not in (0, self.ebb.backwards):
             raise Error("some backwards of this step were engine.backward(loss), and others loss.backward(): use one of them in a step", "UNIMPLEMENTED")
-        self.ebb.step(now=True, scale=1.0 if divided else 1.0 / self.gradient_accumulation_steps())
+        return 1.0 if self._scaled_here else 1.0 / self.gradient_accumulation_steps()
+
+    def _update_alone(self) -> int:
+        """Without counters and the schedule, as DeepSpeed's optimizer.step(). Returns the number of backwards before it."""
+        if not self.is_gradient_accumulation_boundary():
+            raise Error("optimizer.step() between the micro-batches of a step: call engine.step(), which updates at the last one")
+        backwards = self.ebb.backwards
+        self.ebb.step(now=True)
+        self._scaled_here, self._reported, self._has_report = 0, None, True
         self.basic_optimizer._opt_called = True  # torch's schedulers warn without it
+        if self.fp16_enabled():
+            self.optimizer.loss_scale = self.ebb.next_loss_scale()
+        return backwards
+
+    def _update(self, lr_kwargs: Mapping[str, Any] | None) -> None:
+        backwards = self._update_alone()
         self.global_steps += 1
         samples = self.train_batch_size()
         self.global_samples += samples if self._config.managed else samples // self.gradient_accumulation_steps() * backwards
@@ -297,18 +319,14 @@ class DeepSpeedEngine(Facts, Saving, nn.Module):
         if self.lr_scheduler is not None or self._config.dtype != torch.float32:
             if self._report().applied and self.lr_scheduler is not None:
                 self.lr_scheduler.step(**(lr_kwargs or {}))
-        if self.fp16_enabled():
-            self.optimizer.loss_scale = self.ebb.next_loss_scale()
 
     def _report(self) -> Report | None:
-        if self.global_steps == 0 or self.ebb is None:
-            return None
-        if self._reported is None or self._reported[0] != self.global_steps:
-            report = self.ebb.report()
-            self._reported = self.global_steps, report
-            if report.applied:
-                self._norm = report.gradient_norm
-        return self._reported[1]
+        """Of the last update."""
+        if self._reported is None and self._has_report:
+            self._reported = self.ebb.report()
+            if self._reported.applied:
+                self._norm = self._reported.gradient_norm
+        return self._reported
 
     def is_gradient_accumulation_boundary(self) -> bool:
         if self._boundary is not None:
@@ -391,11 +409,9 @@ class DeepSpeedEngine(Facts, Saving, nn.Module):
         """Of the next step."""
         return 1.0 if self.optimizer is None else self.optimizer.loss_scale
 
-    def loss_scale(self) -> float:
-        return self.cur_scale
+    loss_scale = lambda self: self.cur_scale
 
-    def get_lr(self) -> list[float]:
-        return self._of_groups("lr")
+    get_lr = lambda self: self._of_groups("lr")
 
     def get_mom(self) -> list[Any]:
         return self._of_groups("momentum" if "momentum" in self.basic_optimizer.defaults else "betas")
@@ -432,11 +448,16 @@ class DeepSpeedEngine(Facts, Saving, nn.Module):
         log.info("compile(): the forwards of units are compiled, each by itself")
 
     def offload_states(self, include: Any = None, device: Any = None, pin_memory: bool = True, non_blocking: bool = False) -> None:
-        """Frees the device's memory until reload_states()."""
+        """Frees the device's memory until reload_states(), or, if `include` lacks "lp_params", until the next forward."""
         if self.ebb is not None and not self.ebb.is_suspended:
             self.ebb.suspend()
+            self._resumes_in_forward = include is not None and "lp_params" not in include
+
+    def empty_partition_cache(self) -> None:
+        """Does nothing: gathered values are freed when their unit ends."""
 
     def reload_states(self, non_blocking: bool = False) -> None:
+        self._resumes_in_forward = False
         if self.ebb is not None and self.ebb.is_suspended:
             self.ebb.resume()
 
@@ -455,16 +476,10 @@ class DeepSpeedEngine(Facts, Saving, nn.Module):
             module = self.__dict__.get("_modules", {}).get("module")
             if module is None or name.startswith("__"):
                 raise
-        if name in _LATER:
-            return functools.partial(_refuse, name)
         try:
             return getattr(module, name)
         except AttributeError:
             raise AttributeError(f"neither Ebb's DeepSpeedEngine nor {type(module).__name__} has an attribute '{name}'") from None
-
-
-def _refuse(name: str, *arguments: Any, **keywords: Any) -> Any:
-    raise Error(f"DeepSpeedEngine.{name} is not built yet: {_LATER[name]}", "UNIMPLEMENTED")
 
 
 def _whole(model: nn.Module) -> nn.Module:

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Iterable, Mapping, Sequence
+import weakref
+from typing import Any, Iterable, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -49,8 +50,7 @@ class FusedLion(_Rule):
     OPTIONS = {"lr": 1e-3, "betas": (0.9, 0.999), "weight_decay": 0.0}
 
 
-class DeepSpeedCPULion(FusedLion):
-    pass
+DeepSpeedCPULion = type("DeepSpeedCPULion", (FusedLion,), {"__module__": __name__})
 
 
 class DeepSpeedCPUAdagrad(_Rule):
@@ -178,11 +178,10 @@ class DeepSpeedOptimizer(torch.optim.Optimizer):
 
     of_engine = True
 
-    def __init__(self, inner: torch.optim.Optimizer, step: Callable[[], Any], backward: Callable[..., Any], zero_grad: Callable[[], None],
-                 report: Callable[[], Any]):
+    def __init__(self, inner: torch.optim.Optimizer, engine: Any):
         self.__dict__.update(inner.__dict__)  # with its hooks, so that a scheduler finds here what it has there
         self.optimizer = inner
-        self._step, self._backward, self._zero_grad, self._report = step, backward, zero_grad, report
+        self._engine = weakref.proxy(engine)  # a dropped engine closes itself
         self.loss_scale = 1.0  # of the next step
         self._patch_step_function()
 
@@ -196,23 +195,29 @@ class DeepSpeedOptimizer(torch.optim.Optimizer):
 
     @property
     def overflow(self) -> bool:
-        report = self._report()
+        report = self._engine._report()
         return report is not None and not report.applied
 
-    @property
-    def cur_scale(self) -> float:
-        return self.loss_scale
+    cur_scale = property(lambda self: self.loss_scale)
+    needs_scaler = lambda self: self._engine.fp16_enabled()
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """The update alone: engine.step() also counts, and steps the schedule."""
         if closure is not None:
             raise Error("step(closure) is not supported: call backward before step()", "UNIMPLEMENTED")
-        self._step()
+        self._engine._update_alone()
 
     def backward(self, loss: torch.Tensor, retain_graph: bool = False) -> None:
-        self._backward(loss, scale_wrt_gas=False)
+        self._engine.backward(loss, scale_wrt_gas=False)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        self._zero_grad()
+        self._engine._zero_grad_of_optimizer()
+
+    def offload_states(self, *arguments: Any, **keywords: Any) -> None:
+        self._engine.offload_states(*arguments, **keywords)
+
+    def reload_states(self, non_blocking: bool = False) -> None:
+        self._engine.reload_states()
 
     def state_dict(self) -> dict[str, Any]:
         """The groups. The states are in shards: engine.save_checkpoint has them."""
@@ -230,7 +235,30 @@ class DeepSpeedOptimizer(torch.optim.Optimizer):
         raise Error("add_param_group() after deepspeed.initialize: give all groups before it", "UNIMPLEMENTED")
 
 
-ZeROOptimizer = DeepSpeedOptimizer
+class ZeROOptimizer(DeepSpeedOptimizer):
+    """At stages 1 to 3."""
+
+
+class DeepSpeedZeroOptimizer(ZeROOptimizer):
+    """At stages 1 and 2."""
+
+
+class DeepSpeedZeroOptimizer_Stage3(ZeROOptimizer):
+    """`parameter_offload` is this object. Programs take its hooks off while they generate with gathered parameters, and register them again."""
+
+    def __init__(self, inner: torch.optim.Optimizer, engine: Any):
+        super().__init__(inner, engine)
+        self.parameter_offload, self.module, self.backward_hooks = self, engine.module, []
+        self.forward_hooks = [self]
+
+    def remove(self) -> None:
+        self._engine.ebb.is_paused = True
+
+    def _register_deepspeed_module(self, module: nn.Module) -> None:
+        self._engine.ebb.is_paused, self.forward_hooks = False, [self]
+
+
+CLASSES = (DeepSpeedOptimizer, DeepSpeedZeroOptimizer, DeepSpeedZeroOptimizer, DeepSpeedZeroOptimizer_Stage3)  # by stage
 
 
 def parameters_in(groups: Iterable[Mapping[str, Any]]) -> Sequence[nn.Parameter]:

@@ -7,7 +7,6 @@ import io
 import logging
 import os
 import shutil
-import tempfile
 from typing import Any, Callable, Mapping
 
 import torch
@@ -15,7 +14,7 @@ import torch
 from .. import checkpoint
 from .._library import Error
 from . import comm
-from .zero_to_fp32 import MODEL_STATES, OF_MODEL, OPTIMIZER_STATES, SCRIPT
+from .zero_to_fp32 import MODEL_STATES, OF_MODEL, OPTIMIZER_STATES, SCRIPT, tag_in
 
 log = logging.getLogger("ebb")
 _COUNTERS = ("global_steps", "global_samples", "micro_steps")
@@ -95,7 +94,7 @@ class Saving:
             return folder, kept["client_state"]
         for name in _COUNTERS:
             setattr(self, name, kept[name])
-        self._reported = self._applied = None
+        self._reported, self._applied, self._has_report = None, None, self.global_steps > 0 and self.ebb is not None
         if keeps_states and self.optimizer is not None:
             if kept["groups"]:
                 self.optimizer.load_state_dict({"param_groups": kept["groups"]})
@@ -106,15 +105,13 @@ class Saving:
 
     def _folder_of(self, load_dir: str, tag: Any) -> tuple[str | None, bool]:
         """The folder, and whether it is a universal checkpoint of DeepSpeed's."""
+        if tag is None and self._config.loads_universal:
+            tag = tag_in(os.path.join(load_dir, "latest_universal"))
         if tag is None:
-            universal = os.path.join(load_dir, "latest_universal")
-            wants_universal = self._config.loads_universal and os.path.isfile(universal)
-            latest = universal if wants_universal else os.path.join(load_dir, "latest")
-            if not os.path.isfile(latest):
-                log.warning("Unable to find latest file at %s, if trying to load latest checkpoint please ensure this file exists", latest)
-                return None, False
-            with open(latest, encoding="utf-8") as file:
-                tag = file.read().strip()
+            tag = tag_in(os.path.join(load_dir, "latest"))
+        if tag is None:
+            log.warning("Unable to find latest file at %s/latest, if trying to load latest checkpoint please ensure this file exists", load_dir)
+            return None, False
         folder = os.path.join(load_dir, str(tag))
         for universal in (folder, f"{folder}_universal"):
             if os.path.isdir(os.path.join(universal, "zero")):
@@ -131,25 +128,9 @@ class Saving:
         return folder, False
 
     def _load_universal(self, folder: str, keeps_states: bool, is_strict: bool) -> dict[str, Any]:
-        """Rank 0 imports it into a folder beside it, which all ranks load."""
         if self.ebb is None:
             raise Error(f"'{folder}' is a universal checkpoint, and this engine has no shards: initialize it with an optimizer", "UNIMPLEMENTED")
-        made = [None, ""]
-        if self.global_rank == 0:
-            made[0] = tempfile.mkdtemp(prefix=".ebb-import-", dir=os.path.dirname(os.path.abspath(folder)))
-            try:
-                checkpoint.import_tensors(folder, made[0])
-            except Error as error:
-                made[1] = str(error)
-        comm.broadcast_object_list(made, src=0)
-        try:
-            if made[1]:
-                raise Error(made[1], "INVALID_ARGUMENT")
-            self.ebb.load(made[0], states=keeps_states, partial=not is_strict)
-        finally:
-            comm.barrier()
-            if self.global_rank == 0:
-                shutil.rmtree(made[0], ignore_errors=True)
+        self.ebb.load(folder, states=keeps_states, partial=not is_strict)
         facts = checkpoint.facts_of_universal(folder)
         return {"micro_steps": facts["global_steps"] * self.gradient_accumulation_steps(), **facts}
 

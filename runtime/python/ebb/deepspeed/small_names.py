@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import re
 from typing import Any, Callable, Iterator
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map
 
 from .. import empty_parameters
 from .._library import Error
@@ -24,17 +26,8 @@ def log_dist(message: str, ranks: Any = None, level: int = logging.INFO, use_log
         logger.log(level, "[rank %d] %s", rank, message)
 
 
-def warning_once(message: str) -> None:
-    _warned(message)
-
-
-@functools.cache
-def _warned(message: str) -> None:
-    logger.warning(message)
-
-
-def instrument_w_nvtx(function: Callable[..., Any]) -> Callable[..., Any]:
-    return function
+warning_once = functools.cache(logger.warning)
+instrument_w_nvtx = lambda function: function
 
 
 def see_memory_usage(message: str, force: bool = False) -> None:
@@ -43,18 +36,10 @@ def see_memory_usage(message: str, force: bool = False) -> None:
 
 def move_to_device(item: Any, device: Any, criterion_func: Callable[[Any], bool] = torch.is_tensor) -> Any:
     """The tensors in lists, tuples and dicts, on `device`."""
-    if criterion_func(item):
-        return item.to(device)
-    if isinstance(item, (list, tuple)):
-        moved = [move_to_device(one, device, criterion_func) for one in item]
-        return moved if isinstance(item, list) else tuple(moved)
-    if isinstance(item, dict):
-        return {key: move_to_device(one, device, criterion_func) for key, one in item.items()}
-    return item
+    return tree_map(lambda one: one.to(device) if criterion_func(one) else one, item)
 
 
-def recursive_getattr(model: Any, module_name: str) -> Any:
-    return functools.reduce(getattr, module_name.split("."), model)
+recursive_getattr = lambda model, module_name: functools.reduce(getattr, module_name.split("."), model)
 
 
 def recursive_setattr(model: Any, module_name: str, module: Any) -> None:
@@ -81,45 +66,50 @@ def OnDevice(dtype: torch.dtype | None = None, device: str = "meta", enabled: bo
 
 def clone_tensors_for_torch_save(item: Any, device: Any = torch.device("cpu")) -> Any:
     """Copies without the rest of the storages that tensors are views of."""
-    if isinstance(item, torch.Tensor):
-        return item.detach().clone() if torch.device(device) == item.device else item.detach().to(device)
-    if isinstance(item, (list, tuple)):
-        return type(item)([clone_tensors_for_torch_save(one, device) for one in item])
-    if isinstance(item, dict):
-        return type(item)({key: clone_tensors_for_torch_save(one, device) for key, one in item.items()})
-    return item
+    return tree_map(lambda one: one.detach().to(device, copy=True) if isinstance(one, torch.Tensor) else one, item)
 
 
-# Marks of modules, which the engine does not need.
+# Marks of modules. What is in one is gathered together.
 
 
-def set_z3_leaf_modules(model: nn.Module, leaf_module_classes: list[Any], raise_if_not_found: bool = True) -> list[nn.Module]:
+def set_z3_leaf_modules(model: nn.Module, leaf_module_classes: list[Any], raise_if_not_found: bool = True, flag: bool = True) -> list[nn.Module]:
     """Marks the modules of these classes, or class names."""
-    found = [one for one in model.modules() if type(one) in leaf_module_classes or type(one).__name__ in leaf_module_classes]
+    kinds = tuple(one for one in leaf_module_classes if isinstance(one, type))
+    is_one = lambda kind: kind.__name__ in leaf_module_classes or f"{kind.__module__}.{kind.__qualname__}" in leaf_module_classes
+    found = [one for one in model.modules() if isinstance(one, kinds) or is_one(type(one))]
     if not found and raise_if_not_found:
         raise ValueError(f"No modules of type {leaf_module_classes} found in model {type(model).__name__}")
-    return [z3_set(one, True) for one in found]
+    return [set_z3_leaf_module(one, flag) for one in found]
+
+
+def set_z3_leaf_modules_by_name(
+    model: nn.Module, module_names: list[str], flag: bool = True, raise_if_not_found: bool = True, fits: Callable[[str, str], bool] = str.__eq__
+) -> tuple[list[nn.Module], list[str]]:
+    """Returns the modules, and the names that fit none."""
+    modules = dict(model.named_modules())
+    missing = [name for name in module_names if not any(fits(path, name) for path in modules)]
+    if missing and raise_if_not_found:
+        raise ValueError(f"No modules named {missing} found in model {type(model).__name__}")
+    return [set_z3_leaf_module(one, flag) for path, one in modules.items() if any(fits(path, name) for name in module_names)], missing
+
+
+set_z3_leaf_modules_by_suffix = functools.partial(set_z3_leaf_modules_by_name, fits=str.endswith)
+
+
+MARKS = {"classes": set_z3_leaf_modules, "names": set_z3_leaf_modules_by_name, "name_suffixes": set_z3_leaf_modules_by_suffix}  # by keys of the JSON
 
 
 def unset_z3_leaf_modules(model: nn.Module, leaf_module_classes: list[Any], raise_if_not_found: bool = True) -> list[nn.Module]:
-    return [z3_set(one, False) for one in set_z3_leaf_modules(model, leaf_module_classes, raise_if_not_found)]
+    return set_z3_leaf_modules(model, leaf_module_classes, raise_if_not_found, flag=False)
 
 
-def get_z3_leaf_modules(model: nn.Module) -> list[nn.Module]:
-    return [one for one in model.modules() if z3_leaf_module(one)]
+z3_leaf_module = lambda model: bool(getattr(model, "_z3_leaf", False))
+get_z3_leaf_modules = lambda model: [one for one in model.modules() if z3_leaf_module(one)]
 
 
-def z3_leaf_module(model: nn.Module) -> bool:
-    return bool(getattr(model, "_z3_leaf", False))
-
-
-def z3_set(module: nn.Module, is_leaf: bool) -> nn.Module:
-    module._z3_leaf = is_leaf
+def set_z3_leaf_module(module: nn.Module, flag: bool) -> nn.Module:
+    module._z3_leaf = flag
     return module
-
-
-def set_z3_leaf_module(module: nn.Module, flag: bool) -> None:
-    z3_set(module, flag)
 
 
 # Activation checkpointing.
@@ -141,12 +131,20 @@ def configure(mpu_: Any = None, deepspeed_config: Any = None, **options: Any) ->
     _is_configured = True
 
 
-def is_configured() -> bool:
-    return _is_configured
+is_configured = lambda: _is_configured
 
 
 def reset() -> None:
     """Nothing is kept between forwards."""
+
+
+# Experts that are spread over ranks, which no model here has.
+
+is_moe_param = lambda param: False
+
+
+def split_params_into_different_moe_groups_for_optimizer(param_groups: Any, max_group_size: Any = None) -> list[dict[str, Any]]:
+    return [param_groups] if isinstance(param_groups, dict) else list(param_groups)
 
 
 # Constants and classes that programs compare.
@@ -168,7 +166,8 @@ def __getattr__(name: str) -> Any:
     """FusedAdamBuilder and others."""
     if not name.endswith("Builder"):
         raise AttributeError(name)
-    globals()[name] = made = type(name, (OpBuilder,), {"NAME": name})
+    key = re.sub("(?<=[a-z])(?=[A-Z])|(?<=CPU)", "_", name.removesuffix("Builder")).lower()
+    globals()[name] = made = type(name, (OpBuilder,), {"NAME": key})
     return made
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import functools
 import itertools
 import math
 import weakref
-from typing import Any, Callable, Iterable, Mapping
+from typing import Any, Callable, Iterable, Iterator, Mapping
 
 import torch
 import torch.distributed as dist
@@ -25,6 +26,12 @@ ZeroParamType = enum.Enum("ZeroParamType", "NORMAL PARTITIONED REMOTE")
 ZeroParamStatus = enum.Enum("ZeroParamStatus", "AVAILABLE NOT_AVAILABLE INFLIGHT")
 
 
+OffloadDeviceEnum = enum.Enum("OffloadDeviceEnum", {name: name for name in ("none", "cpu", "nvme")}, type=str)
+OffloadStateTypeEnum = enum.Enum(
+    "OffloadStateTypeEnum", {name: name for name in ("optim_states", "hp_params", "lp_params", "lp_grads", "contiguous_grad_buffer")}, type=str
+)
+
+
 def is_zero_param(parameter: Any) -> bool:
     return hasattr(parameter, "ds_id")
 
@@ -34,7 +41,7 @@ def mark(parameter: nn.Parameter) -> None:
     if not is_zero_param(parameter):
         parameter.ds_id = next(_ids)
     parameter.ds_shape, parameter.ds_numel, parameter.ds_status = parameter.shape, parameter.numel(), ZeroParamStatus.NOT_AVAILABLE
-    parameter.ds_tensor = torch.empty(0, dtype=parameter.dtype)
+    parameter.ds_tensor, parameter.ds_active_sub_modules = torch.empty(0, dtype=parameter.dtype), set()
     parameter.partition_numel = functools.partial(elements_of_part, parameter.numel())
 
 
@@ -110,6 +117,9 @@ class Init:
             one._ebb_kept = HostValue(file, one)
             mark(one)
             _hide(one)
+
+
+MiCS_Init = Init
 
 
 def _applying(apply: Callable[..., Any]) -> Callable[..., Any]:
@@ -224,6 +234,7 @@ class GatheredParameters:
             _agreed(one for one, _ in self._shown)
         self._set_status(ZeroParamStatus.NOT_AVAILABLE)
         self._lent, self._shown = [], []
+
     def _set_status(self, status: ZeroParamStatus) -> None:
         for one in self.params:
             if is_zero_param(one):
@@ -243,6 +254,17 @@ class GatheredParameters:
             engine.write_all(written)
 
 
+@contextlib.contextmanager
+def unwrap_model_for_generation(model: Any) -> Iterator[Any]:
+    """Within it an engine at stage 3 generates with whole values."""
+    with GatheredParameters(model.parameters()):
+        model.ebb.is_paused = True
+        try:
+            yield model
+        finally:
+            model.ebb.is_paused = False
+
+
 def _ranks() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
 
@@ -252,6 +274,11 @@ def register_external_parameter(module: nn.Module, parameter: nn.Parameter) -> N
     if not isinstance(parameter, nn.Parameter):
         raise RuntimeError("Parameter is not a torch.nn.Parameter")
     module.__dict__.setdefault("_ebb_external", []).append(parameter)
+
+
+def no_external_parameters() -> tuple[Any, ...]:
+    """What module.ds_external_parameters() is: the engine finds them by itself."""
+    return ()
 
 
 def unregister_external_parameter(module: nn.Module, parameter: nn.Parameter) -> None:

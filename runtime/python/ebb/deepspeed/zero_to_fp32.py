@@ -22,13 +22,20 @@ if __name__ == "__main__":
 '''
 
 
+def tag_in(path: str) -> str | None:
+    """Of the file `latest` or another; None if there is none."""
+    if not os.path.isfile(path):
+        return None
+    with open(path, encoding="utf-8") as file:
+        return file.read().strip()
+
+
 def _folder(checkpoint_dir: Any, tag: Any) -> str:
     if tag is None:
         latest = os.path.join(checkpoint_dir, "latest")
-        if not os.path.isfile(latest):
+        tag = tag_in(latest)
+        if tag is None:
             raise ValueError(f"Unable to find 'latest' file at {latest}")
-        with open(latest, encoding="utf-8") as file:
-            tag = file.read().strip()
     folder = os.path.join(checkpoint_dir, str(tag))
     if not os.path.isdir(folder):
         raise FileNotFoundError(f"Directory '{folder}' doesn't exist")
