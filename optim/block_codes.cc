@@ -33,6 +33,24 @@ class Fetcher {
   const std::byte *at_, *end_;
 };
 
+#if EBB_VECTOR_OPS
+
+// The words of a table at these indices.
+template <class D, class Index>
+HWY_INLINE hn::Vec<D> Lookup(D d, const hn::TFromD<D>* table, Index index) {
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
+  // A gather writes over what its register has. With an explicit zero there it does not wait for the
+  // gather before it.
+  const hn::RebindToSigned<D> integers;
+  return hn::BitCast(d, hn::Vec<decltype(integers)>{_mm512_mask_i32gather_epi32(
+                            _mm512_setzero_si512(), 0xffff, index.raw, table, 4)});
+#else
+  return hn::GatherIndex(d, table, index);
+#endif
+}
+
+#endif
+
 // Elements of one block.
 void DecodeBlock(const DynamicMap& map, const uint8_t* codes, float scale, float* values,
                  int64_t count, [[maybe_unused]] Fetcher& fetcher) {
@@ -47,7 +65,7 @@ void DecodeBlock(const DynamicMap& map, const uint8_t* codes, float scale, float
   for (; i + lanes <= count; i += lanes) {
     fetcher.Next();
     const auto index = hn::PromoteTo(integers, hn::LoadU(bytes, codes + i));
-    hn::StoreU(hn::Mul(hn::GatherIndex(floats, numbers, index), scales), floats, values + i);
+    hn::StoreU(hn::Mul(Lookup(floats, numbers, index), scales), floats, values + i);
   }
 #endif
   for (; i < count; ++i) values[i] = numbers[codes[i]] * scale;
@@ -97,7 +115,7 @@ void EncodeBlock(const DynamicMap& map, const float* values, float inverse, uint
     magnitude = hn::Max(magnitude, hn::Set(integers, DynamicMap::kFirstHalf << 16));
     const auto step =
         hn::Sub(hn::ShiftRight<16>(magnitude), hn::Set(integers, DynamicMap::kFirstHalf));
-    const auto word = hn::GatherIndex(integers, reinterpret_cast<const int32_t*>(steps), step);
+    const auto word = Lookup(integers, reinterpret_cast<const int32_t*>(steps), step);
     auto code = hn::ShiftRight<16>(hn::Add(word, magnitude));
     if constexpr (kHasSigns) {
       const auto sign = hn::BroadcastSignBit(quotient);

@@ -13,6 +13,7 @@
 #include "ebb/optim/split_master.h"
 #include "ebb/optim/stochastic_rounding.h"
 #include "kernels_fixture.h"
+#include "state_encodings.h"
 
 namespace ebb::optim {
 namespace {
@@ -272,6 +273,53 @@ TEST_P(KernelsTest, NormsOfSeveralRunsHaveTheBitsOfSumNorms) {
       EXPECT_EQ(Rounded(actual[set].direction), Rounded(expected_sums[set].direction));
     }
     ExpectBits(OnHost(memory), before);
+  }
+}
+
+TEST_P(KernelsTest, StatesOfOtherEncodingsHaveTheBitsOfTheCpu) {
+  constexpr int64_t kCount = 3000;
+  constexpr MasterForm kForm = MasterForm::kSplit;
+  for (const Rule& rule : RulesWithEncodedStates()) {
+    for (const StateKind& kind : kStateKinds) {
+      SCOPED_TRACE(testing::Message() << rule << ", " << kind);
+      const auto before = EncodedMemoryBeforeUpdate<BFloat16, BFloat16>(kCount, rule, kind, kForm);
+      auto expected = before;
+      ThreadTeam team(1);
+      optim::Update(team, rule.optimizer, expected.Arrays(kForm), rule.scalars);
+
+      auto memory = OnDevice(before.memory, 0);
+      UpdateArrays arrays = memory.Part(0, kCount, true, kForm);
+      arrays.round_states_stochastically = kind.stochastically;
+      std::vector<Array<std::byte>> codes;
+      std::vector<Array<float>> scales;
+      codes.reserve(kStatesMax);
+      scales.reserve(kStatesMax);
+      for (int s = 0; s < kStatesMax; ++s) {
+        const HostState& state = before.states[s];
+        arrays.states[s] = {.codes = codes.emplace_back(*this, state.codes).data(),
+                            .scales = scales.emplace_back(*this, state.scales).data(),
+                            .encoding = state.encoding};
+      }
+      UpdateConstants constants = UpdateConstantsOf(rule.optimizer, rule.scalars);
+      constants.apply = false;
+      Array<UpdateConstants> read(*this, {constants});
+      const auto update_and_expect = [&](const EncodedMemory<BFloat16, BFloat16>& contents) {
+        Enqueue([&](Kernels& kernels, Stream& stream) {
+          kernels.Update(stream, rule.optimizer, arrays, read.data());
+        });
+        ExpectBits(OnHost(memory), contents.memory);
+        for (int s = 0; s < kStatesMax; ++s) {
+          HostState seen = before.states[s];
+          seen.codes = codes[static_cast<size_t>(s)].Read();
+          seen.scales = scales[static_cast<size_t>(s)].Read();
+          EXPECT_TRUE(seen == contents.states[s]) << "state " << s;
+        }
+      };
+      update_and_expect(before);
+      constants.apply = true;
+      read.Set({constants});
+      update_and_expect(expected);
+    }
   }
 }
 
