@@ -168,7 +168,7 @@ struct ModelSpec {
 int64_t Elements(std::span<const int64_t> shape);
 
 struct StateBlocks {
-  int elements = 0;        // of a block of an optimizer state; 0: states are not in blocks
+  int elements = 0;  // of a block of an optimizer state; 0: states are not in blocks
   // Smaller parameters have states that are not in blocks, except beside larger ones in a unit whose
   // boundaries the engine keeps (Visit::output_bytes).
   int64_t least_size = 0;

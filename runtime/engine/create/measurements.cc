@@ -145,8 +145,7 @@ class Layout {
 
  private:
   Encoding EncodingOf(int state) const {
-    return shape_.states.empty() ? Encoding(DType::kFloat32)
-                                 : shape_.states[state];
+    return shape_.states.empty() ? Encoding(DType::kFloat32) : shape_.states[state];
   }
   int64_t GradientAt() const {
     int64_t at = master_;
