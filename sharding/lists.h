@@ -11,6 +11,7 @@
 
 #include "absl/container/flat_hash_set.h"
 #include "absl/hash/hash.h"
+#include "absl/types/span.h"
 
 namespace ebb::sharding {
 
@@ -53,11 +54,9 @@ class Lists {
   }
 
  private:
-  // Lists that differ do so at their ends, but for few.
+  // All elements count: thousands of lists have the same ends.
   struct Hash {
-    size_t operator()(std::span<const T> list) const {
-      return list.empty() ? 0 : absl::HashOf(list.size(), list.front(), list.back());
-    }
+    size_t operator()(std::span<const T> all) const { return absl::HashOf(absl::MakeSpan(all)); }
   };
   struct Equal {
     bool operator()(std::span<const T> a, std::span<const T> b) const {
