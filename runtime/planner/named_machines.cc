@@ -80,32 +80,31 @@ struct Gpu {
 };
 constexpr char kNoNvlink[] = "no NVLink: half of pcie_gb_s";
 constexpr char kNcclTests[] = "80% of the wire, as nccl-tests measures it (stas00/ml-engineering)";
-// Rates of kernels, with attention over half of the positions, of runs that
-// tests/planner/published_runs_test.cc does not compare with. mosaicml/llm-foundry,
-// scripts/train/benchmarking, 2,048 tokens, nothing recomputed: MFU 39.79% (MPT 13B on 8 H100),
-// 59.57% (on 8 A100 of 80 GB), 54.8% (MPT 3B on 128 A100 of 40 GB). IST-DASLab/llmq, README and
-// benchmarks/4090x1.md, Qwen2.5 7B in bf16: 3,900 tokens a second on an L40S, 2,800 on a 4090.
-// examples/gpt: bench/results/2026-11-26-h200.md.
+// Rates of kernels, with attention over half of the positions, of runs without recomputed products
+// that tests/planner/published_runs_test.cc does not compare with. Tokens a second of a GPU:
+// mosaicml/llm-foundry, scripts/train/benchmarking, 2,048 tokens: 4,792 (H100), 2,262 (A100 of 80
+// GB), 9,538 (of 40 GB). IST-DASLab/llmq, 1,024 tokens: 3,900 (L40S) and 17,800 (5090), README;
+// 7,003 (4090), benchmarks/4090x1.md. examples/gpt: bench/results/2026-11-26-h200.md.
 constexpr Gpu kGpus[] = {
     {"h100", 79.6, 2, 382, 989, 3000, 360, 55, kGen5, "llm-foundry (MPT 13B on 8 H100)",
      kNcclTests},
     {"h200", 140.4, 2, 500, 989, 4300, 360, 55, kGen5, "examples/gpt (one H200)", kNcclTests},
-    {"b200", 178.4, 2, 870, 2250, 7200, 682, 55, kGen5, "the H100; no run of this GPU is taken",
-     "8 B200, all-reduce by a ring (stas00/ml-engineering)"},
+    {"b200", 178.3, 2, 869, 2250, 7200, 720, 55, kGen5,
+     "an H100 (llm-foundry): the same share of the peak; no run of this GPU is taken", kNcclTests},
     {"a100-80", 79.3, 2, 180, 312, 1750, 235, 25, kGen4, "llm-foundry (MPT 13B on 8 A100)",
      kNcclTests},
     {"a100-40", 39.4, 2, 161, 312, 1350, 235, 25, kGen4,
      "llm-foundry (MPT 3B on 128 A100 of 40 GB)", kNcclTests},
-    {"l40s", 44.5, 1, 178, 362, 780, 0, 25, kServer, "llmq (Qwen2.5 7B in bf16 on one L40S)",
+    {"l40s", 44.5, 1, 168, 362, 780, 0, 25, kServer, "llmq (Qwen2.5 7B in bf16 on one L40S)",
      kNoNvlink},
-    {"a6000", 47.5, 1, 76, 155, 690, 0, 25, kServer, "the L40S; no run of this GPU is taken",
+    {"a6000", 47.5, 1, 72, 155, 690, 0, 25, kServer,
+     "an L40S (llmq): the same share of the peak; no run of this GPU is taken", kNoNvlink},
+    {"rtx4090", 23.6, 1, 133, 165, 900, 0, 25, kDesktop, "llmq (Qwen2.5 3B in bf16 on one 4090)",
      kNoNvlink},
-    {"rtx4090", 23.6, 1, 128, 165, 900, 0, 25, kDesktop, "llmq (Qwen2.5 7B in bf16 on one 4090)",
-     kNoNvlink},
-    {"rtx3090", 23.6, 1, 55, 71, 840, 0, 25, kDesktop, "the RTX 4090; no run of this GPU is taken",
-     kNoNvlink},
-    {"rtx5090", 31.5, 1, 162, 209, 1600, 0, 50, kDesktop,
-     "the RTX 4090; no run of this GPU is taken", kNoNvlink}};
+    {"rtx3090", 23.6, 1, 57, 71, 840, 0, 25, kDesktop,
+     "an RTX 4090 (llmq): the same share of the peak; no run of this GPU is taken", kNoNvlink},
+    {"rtx5090", 31.4, 1, 170, 209, 1600, 0, 50, kDesktop,
+     "llmq (Qwen2.5 1.5B in bf16 on four 5090)", kNoNvlink}};
 
 // Other words for the same.
 constexpr std::pair<const char*, const char*> kAliases[] = {{"a100", "a100-80"}};
@@ -133,10 +132,11 @@ Machine MachineOf(const Gpu& gpu, int gpus, double part) {
                   .disk_write_gb_s = host.disk_write_gb_s * part,
                   .disk_both_gb_s = host.disk_read_gb_s * part,
                   .disk_tbw = host.disk_tbw * part};
-  const char* const memory = "data sheet; the memory that its driver reports, 90% of the bandwidth";
+  const char* const memory =
+      "data sheet; the memory that its driver reports, 86 to 90% of the bandwidth";
   machine.sources = {{"gpu_memory", memory},       {"gpu_memory_gb_s", memory},
                      {"gpu_teraflops", gpu.rate},  {"gpu_peak_teraflops", "data sheet"},
-                     {"link_gb_s", gpu.link},      {"pcie_gb_s", "about 85% of 16 lanes"},
+                     {"link_gb_s", gpu.link},      {"pcie_gb_s", "assumed: 79 to 87% of 16 lanes"},
                      {"ram", host.source},         {"disk", host.source},
                      {"network_gb_s", host.source}};
   return machine;
