@@ -51,7 +51,7 @@ constexpr Key kKeys[] = {
     {"disk_read_gb_s", &Machine::disk_read_gb_s, Kind::kRate, kLeastRate, Needed::kByDisk},
     {"disk_write_gb_s", &Machine::disk_write_gb_s, Kind::kRate, kLeastRate, Needed::kByDisk},
     {"disk_both_gb_s", &Machine::disk_both_gb_s, Kind::kRate, kLeastRate},
-    {"disk_tbw", &Machine::disk_tbw, Kind::kBytes},
+    {"disk_tbw", &Machine::disk_tbw, Kind::kBytes, 0, Needed::kNo, 1000 * kMost},
     {"launch_us", &Machine::launch_us, Kind::kNumber, 0, Needed::kNo, kMostMicroseconds},
     {"collective_us", &Machine::collective_us, Kind::kNumber, 0, Needed::kNo, kMostMicroseconds},
     {"collective_rank_us", &Machine::collective_rank_us, Kind::kNumber, 0, Needed::kNo,

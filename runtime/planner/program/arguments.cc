@@ -312,9 +312,8 @@ void AddOptions(CLI::App& app, Given& given) {
   number("--batch", given.batch, kBatchMax, "sequences of a micro-batch on a rank (default: 1)");
   number("--micro-batches", given.micro_batches, kBatchMax,
          "micro-batches of a step on a rank (default: 1)");
-  CLI::Option* const batch_tokens =
-      text("--batch-tokens", given.batch_tokens, "N",
-           "tokens of a step of all ranks; the search cuts it into micro-batches and rounds");
+  CLI::Option* const batch_tokens = text("--batch-tokens", given.batch_tokens, "N",
+                                         "tokens of a step of all ranks, which the search cuts");
   text("--tokens", given.tokens, "N", "tokens of the whole training: prints its hours");
   app.add_option("--price", given.price, "a host's price an hour: prints what --tokens cost")
       ->option_text("PRICE")
@@ -322,7 +321,7 @@ void AddOptions(CLI::App& app, Given& given) {
       ->needs(app.get_option("--tokens"));
   number("--ranks", given.ranks, kRanksMax, "GPUs in all (default: those of one machine)");
   text("--machine", given.machine, "NAME|FILE|here",
-       "such as 4xrtx4090, a JSON file, or here: this machine, measured (default: 8xh100)");
+       "such as 4xrtx4090, a file, or here: this machine (default: 8xh100)");
   app.add_flag("--whole-host", given.whole_host,
                "give ranks on a part of a host's GPUs all of its RAM, cores and disks");
   app.add_option("--efficiency", given.efficiency,
@@ -344,9 +343,8 @@ void AddOptions(CLI::App& app, Given& given) {
   AddWords<DType>(app, "--dtype", given.dtype, kDTypeWords, "compute dtype (default: bf16)");
   app.add_flag("--unfused-attention", given.unfused, "keep the scores of attention");
   app.add_flag("--whole-logits", given.whole_logits, "hold all logits of a micro-batch");
-  text(
-      "--activations", given.activations, "torch|SIZE",
-      "activations of eager torch (default: of examples/gpt), or the memory of your own trainer's");
+  text("--activations", given.activations, "torch|SIZE",
+       "of eager torch (default: of examples/gpt), or their memory");
   AddWords<Quantity>(app, "--largest", given.largest, kQuantityWords,
                      "find the largest one that fits in any configuration");
   app.add_flag("--all", given.all, "print a line for each configuration");

@@ -80,7 +80,7 @@ void AddModelOptions(CLI::App& app, ModelArguments& arguments) {
   named->excludes(described)->excludes(stored);
   described->excludes(stored);
   app.add_option("--trainable", arguments.trainable,
-                 "what trains of the files: names in which this is found (default: with lora_)")
+                 "names in the files that train (default: those with lora_)")
       ->option_text("REGEX");
   CLI::Option* const rank = app.add_option("--lora-rank", arguments.adapter_rank,
                                            "train adapters of this rank beside a frozen base")
