@@ -60,8 +60,7 @@ sharding::PlanInputs PlanInputsFor(const ModelSpec& model, const Config& config,
           .world = config.ebb.mesh.DataRanks(world),
           .verdict_ranks = world,
           .optimizer_states = static_cast<int>(StatesOf(config, own_optimizer)),
-          .state_encodings =
-              own_optimizer != nullptr ? std::vector<Encoding>() : StateEncodings(config, states),
+          .state_encodings = StateEncodings(config, own_optimizer),
           .own_optimizer = own_optimizer != nullptr};
 }
 
