@@ -3,7 +3,7 @@
 //
 //   block   [ 0.02  -3.0  0.7 ... ]
 //   scale     -3.0                   the number of the largest magnitude, with its sign
-//   codes   [ 0.02 / -3.0 -> -0.0066 -> 220,  1 -> 128,  -0.23 -> 156, ... ]
+//   codes   [ 0.02 / -3.0 -> -0.0066 -> 230,  1 -> 128,  -0.23 -> 183, ... ]
 //
 // The map is bitsandbytes' (create_dynamic_map). Its decades [10^(k-1), 10^k], for k from -6 to 0,
 // are cut into 2^(k+6) equal parts, or 2^(k+7) without signs, and each part's middle is a number of

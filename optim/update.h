@@ -24,7 +24,7 @@
 //
 // The ratio in the last two is TrustRatio() of norms over all of w (parameter_norms.h).
 //
-// Bytes per element: 4 for the master and 4 for each state, read and written; the gradient read;
+// Bytes per element: 4 for the master and those of each state (fp32: 4), read and written; gradient read;
 // the parameter written. A split master (split_master.h) saves 2: parameter and low half are read
 // and written, 2 each. A parameter that is the master (stochastic_rounding.h) saves 6: it alone is
 // read and written.

@@ -182,6 +182,13 @@ absl::Status CheckBoundaries(const ModelSpec& model) {
     const ParameterSpec& other = model[model[model.units[u].parts.front()].parameters.front()];
     const bool of_tensor =
         other.over_tensor != model[model.units[u].parameters.front()].over_tensor;
+    const UnitSpec& part = model[model.units[u].parts.front()];
+    if (!of_tensor && part.state_block != model.units[u].state_block) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          Label("unit", u, model.units[u].name), " is divided into parameters with states in ",
+          "blocks and others, as '", other.name, "', but the engine keeps boundary activations ",
+          "(Visit::output_bytes): give the model as it was before Engine::Create divided it"));
+    }
     return absl::InvalidArgumentError(absl::StrCat(
         Label("unit", u, model.units[u].name), " has parameters ",
         of_tensor ? "that are whole over tensor, and others" : "of several dtypes", ", as '",

@@ -169,15 +169,15 @@ int64_t Elements(std::span<const int64_t> shape);
 
 struct StateBlocks {
   int elements = 0;  // of a block of an optimizer state; 0: states are not in blocks
-  // Smaller parameters have states that are not in blocks, except beside larger ones in a unit whose
-  // boundaries the engine keeps (Visit::output_bytes).
+  // Smaller parameters have states that are not in blocks. If the engine keeps boundaries
+  // (Visit::output_bytes), only units without a larger parameter have.
   int64_t least_size = 0;
 };
 // A plan's units have one dtype each, are whole over tensor or not, and have states in blocks or
-// not. A unit with several kinds keeps
-// those parameters that are as its first trainable one, which is one that is not whole if there is
-// any; the others become parts, which are visited with it. `compute`: the config's dtype.
-// Engine::Create and PredictProgram do this; it changes nothing of a model that is divided.
+// not. A unit with several kinds keeps those parameters that are as its first trainable one, which
+// is one that is not whole if there is any; the others become parts, which are visited with it.
+// `compute`: the config's dtype. Engine::Create and PredictProgram do this; it changes nothing of a
+// model that is divided.
 ModelSpec DivideByDType(ModelSpec model, DType compute, const StateBlocks& blocks = {});
 // The parameters of a unit and of its parts, in the order of the trainer.
 std::vector<ParameterId> WithParts(const ModelSpec& model, UnitId unit);

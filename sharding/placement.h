@@ -61,8 +61,8 @@ struct PlacementLimits {
   double states_on_device = 0;      // share of the elements, where the rest is below
 };
 
-// Cuts are at multiples of this many elements of a shard. So the parts of every dtype of 2
-// bytes and more begin at multiples of kSwapAlignment.
+// Cuts are at multiples of this many elements of a shard. So the parts of every dtype of 2 bytes and
+// more begin at multiples of kSwapAlignment. Each array of codes begins at one, whatever its length.
 inline constexpr int64_t kCutElements = 2048;
 
 // Tiers and cuts, without places.

@@ -155,6 +155,29 @@ ReadErrors Fill(Engine& engine, StoredValues& stored, const LoadOptions& options
   return errors;
 }
 
+// A state of the run that saved is kept in fewer bits here.
+bool RoundsStates(const Engine& engine, const Manifest& manifest) {
+  const absl::StatusOr<Config> saver = Config::FromJson(manifest.config);
+  if (saver.ok() && saver->optimizer.states == engine.config().optimizer.states) return false;
+  for (const Manifest::Parameter& parameter : manifest.parameters) {
+    const auto found =
+        std::find_if(engine.model().parameters.begin(), engine.model().parameters.end(),
+                     [&](const ParameterSpec& own) { return own.name == parameter.name; });
+    if (found == engine.model().parameters.end() || !found->trainable) continue;
+    const ParameterId id{static_cast<int32_t>(found - engine.model().parameters.begin())};
+    for (const std::string& state : parameter.states) {
+      const StateArrayName array{.what = StateClass::kOptimizer, .state = state};
+      if (!Keeps(engine, id, array)) continue;
+      const Encoding own = StoredEncoding(engine, id, array);
+      const auto saved = manifest.state_encodings.find(state);
+      if (own != DType::kFloat32 &&
+          (saved == manifest.state_encodings.end() || saved->second != Name(own)))
+        return true;
+    }
+  }
+  return false;
+}
+
 using Json = nlohmann::json;
 
 constexpr std::string_view kTrained[] = {
@@ -202,7 +225,8 @@ std::vector<std::string> ConfigDifferences(const Config& a, const Config& b) {
   return keys;
 }
 
-// The loaded values are exact, but another configuration may train, sum or round in another way.
+// The loaded values are exact, or rounded as RoundsStates says. Another configuration may train, sum
+// or round in another way.
 // `group`: Manifest::reduction_group.
 void WarnOfOtherBits(const Engine& engine, const LoadedCheckpoint& loaded, int64_t group) {
   const absl::StatusOr<Config> saved = Config::FromJson(loaded.config);
@@ -252,6 +276,11 @@ absl::StatusOr<LoadedCheckpoint> LoadFound(Engine& engine, FoundCheckpoint found
   if (options.states) {
     EBB_RETURN_IF_ERROR(engine.SetTrainingState(manifest.state));
     engine.SetRun(RunOfLoaded(manifest, loaded.path, found.last_save));
+  }
+  if (options.states && world.rank() == 0 && RoundsStates(engine, manifest)) {
+    LogInfo(absl::StrCat("'", loaded.path,
+                         "': optimizer states are rounded to this run's "
+                         "\"optimizer.params.states\", which is not the saved run's"));
   }
   loaded.trainer = std::move(manifest.trainer);
   if (options.states && world.rank() == 0)

@@ -253,6 +253,9 @@ absl::StatusOr<Manifest> ParseManifest(const std::string& text, const std::strin
     if (!fields.status().ok()) break;
   }
   if (json.contains("state_encodings")) {
+    if (!fields.At(json, "state_encodings").is_object() || fields.Count(json, "version") < 2)
+      fields.Fail("\"state_encodings\" is not an object of a version with states in blocks");
+    EBB_RETURN_IF_ERROR(fields.status());
     for (const auto& [of, encoding] : fields.At(json, "state_encodings").items()) {
       std::string& name = manifest.state_encodings[of];
       name = fields.TextOf(encoding, "state_encodings");

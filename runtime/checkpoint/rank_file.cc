@@ -157,6 +157,9 @@ absl::Status RankFileWriter::Append(std::span<const float> values) {
   EBB_RETURN_IF_ERROR(AppendBytes(EncodedAs(encodings_[tensor], values)));
   if (tensor_ == tensor || scales_.empty()) return absl::OkStatus();
   const std::vector<float> scales = std::exchange(scales_, {});
+  if (std::ssize(scales) * Encoding::kScaleBytes != header_.tensors[tensor_].bytes())
+    return absl::InternalError(
+        absl::StrCat("a call for '", file_.path(), "' ended within a block of states"));
   return AppendBytes(std::as_bytes(std::span(scales)));
 }
 

@@ -36,11 +36,10 @@ constexpr int64_t CheckedBlocks(int64_t bytes) {
 }
 
 inline constexpr std::string_view kMasterClass = "master", kParameterClass = "parameter";
+inline constexpr std::string_view kScalesSuffix = ".scales";
 
 // A slice, and its name: "master/block0.weight@4096:8192" are elements 4096 to 8191 of the flattened
 // parameter block0.weight.
-inline constexpr std::string_view kScalesSuffix = ".scales";
-
 struct SliceName {
   // "master" for trainable parameters, "parameter" for frozen ones, and for other arrays the
   // optimizer state's own name ("exp_avg").

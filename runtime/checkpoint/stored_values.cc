@@ -86,6 +86,11 @@ absl::Status StoredValues::AddPiece(const StoredTensor& tensor, SafetensorsHeade
   const auto array = arrays_.find({slice->of, slice->parameter});
   if (array == arrays_.end() || slice->end > array->second.elements)
     return bad("is not of the parameters and states in the manifest");
+  const bool is_state = slice->of != kMasterClass && slice->of != kParameterClass;
+  const bool is_scale = slice->of.ends_with(kScalesSuffix);
+  if (is_scale && *dtype != DType::kFloat32) return bad("has scales that are not F32");
+  if (is_state && *dtype == DType::kInt8 && array->second.encoding.block == 0)
+    return bad("has codes, but the manifest says no encoding of them");
   const int64_t block = array->second.encoding.block;
   if (*dtype == DType::kInt8 && block > 0 && slice->begin % block != 0)
     return bad("begins within a block");
@@ -184,6 +189,7 @@ absl::Status StoredValues::Expect(std::span<const Interval> intervals, IoBackend
   std::vector<std::string> paths;
   ahead_.reset();
   block_ = {};  // its values are in the old reader's memory
+  of_scales_ = nullptr;
   values_ = {};
   expected_.clear();
   taken_ = 0;

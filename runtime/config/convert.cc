@@ -199,6 +199,16 @@ void CheckPrecision(const Values& values, const Config& config, Problems& proble
   }
 }
 
+// DeepSpeed's key and Ebb's say the same.
+void CheckStates(const Values& values, const Config& config, Problems& problems) {
+  const Json* bf16 = values.Value("bf16.bf16_optimizer_states");
+  if (bf16 == nullptr || !bf16->get<bool>()) return;
+  if (config.optimizer.states == OptimizerStates::kBFloat16) return;
+  problems.AddConflict(
+      "bf16.bf16_optimizer_states",
+      {" is true, but \"optimizer.params.states\" is another; remove one of them"});
+}
+
 // Remarks on defaults that may surprise users of another runtime.
 void RemarkOnDefaults(const Values& values, Config& config) {
   if (values.Find("gradient_clipping") == nullptr) {
@@ -220,9 +230,20 @@ void ReadGroups(const Values& values, Config& config, Problems& problems) {
   for (const auto& [name, group_values] : values.groups) {
     CheckType(group_values, "optimizer", problems);
     Config alone;  // with the values of this group
+    alone.optimizer.states = config.optimizer.states;
+    alone.optimizer.min_8bit_size = config.optimizer.min_8bit_size;
     ReadFields(group_values, alone);
     ParameterGroupConfig& group = config.ebb.parameter_groups[name];
     group = BlockOf<ParameterGroupConfig>(alone);
+    const auto check = [&](std::string_view key, bool differs) {
+      const Given* given = group_values.Find(key);
+      if (given == nullptr || !differs) return;
+      problems.Add(given->shown, {Quoted(given->shown), " differs from ", Quoted(key),
+                                  ", which is for the states of all groups; leave it out here"});
+    };
+    check("optimizer.params.states", alone.optimizer.states != config.optimizer.states);
+    check("optimizer.params.min_8bit_size",
+          alone.optimizer.min_8bit_size != config.optimizer.min_8bit_size);
     if (group_values.Find("optimizer.type") != nullptr) {
       CompleteOptimizer(group_values, alone.optimizer, config.remarks);
       group.optimizer = alone.optimizer;
@@ -279,6 +300,8 @@ Json ToDocument(Config config) {
   for (auto& [name, group] : config.ebb.parameter_groups) {
     Json& object = document["ebb"]["parameter_groups"][name] = Json::object();
     Config alone{.optimizer = group.optimizer.value_or(OptimizerConfig())};
+    alone.optimizer.states = config.optimizer.states;
+    alone.optimizer.min_8bit_size = config.optimizer.min_8bit_size;
     BlockOf<ParameterGroupConfig>(alone) = group;
     WriteFields(kGroupPrefix, alone, object);
     if (group.optimizer.has_value()) WriteFields("optimizer.", alone, object);
@@ -307,6 +330,7 @@ absl::StatusOr<Config> FromDocument(Document document, const ReadOptions& option
   TakeOldOffload(values, "zero_optimization.cpu_offload_param", "zero_optimization.offload_param",
                  config.zero.offload_param.device, config.remarks, problems);
   CheckPrecision(values, config, problems);
+  CheckStates(values, config, problems);
   if (options.overrides) options.overrides(config);
   TakeHarmless(config);
   CheckTogether(config, problems);

@@ -171,7 +171,7 @@ std::vector<Row> OptimizerParams() {
        For("Adam|AdamW|SGD|Lion|Adagrad|RMSprop"), Default("fp32")},
       {"min_8bit_size", &O::min_8bit_size,
        "parameters with fewer elements, such as biases and norms, keep fp32 states beside 8-bit "
-       "ones, unless the engine keeps the boundaries of their unit",
+       "ones, if the engine keeps no boundary activations",
        From(0), For("Adam|AdamW|SGD|Lion|Adagrad|RMSprop")},
       {"max_grad_norm", kAnything, "clipping is not the optimizer's: set \"gradient_clipping\"",
        RefusedUnless("")},

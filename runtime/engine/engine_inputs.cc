@@ -8,8 +8,19 @@
 namespace ebb {
 namespace {
 
+size_t StatesOf(const Config& config, const OptimizerSpec* own_optimizer) {
+  if (own_optimizer != nullptr) return own_optimizer->states.size();
+  size_t states = optim::StateNames(config.optimizer).size();
+  for (const auto& [name, group] : config.ebb.parameter_groups) {
+    if (group.optimizer) states = std::max(states, optim::StateNames(*group.optimizer).size());
+  }
+  return states;
+}
+
 // The encodings of the optimizer's states, by number; none: all are fp32.
-std::vector<Encoding> StateEncodings(const Config& config, size_t states) {
+std::vector<Encoding> StateEncodings(const Config& config, const OptimizerSpec* own_optimizer) {
+  if (own_optimizer != nullptr) return {};
+  const size_t states = StatesOf(config, own_optimizer);
   switch (config.optimizer.states) {
     case OptimizerStates::kFloat32:
       return {};
@@ -33,31 +44,23 @@ std::vector<Encoding> StateEncodings(const Config& config, size_t states) {
 
 }  // namespace
 
-ModelSpec Divided(ModelSpec model, const Config& config) {
+ModelSpec Divided(ModelSpec model, const Config& config, const OptimizerSpec* own_optimizer) {
   StateBlocks blocks;
-  if (config.optimizer.states == OptimizerStates::k8Bit)
+  const std::vector<Encoding> encodings = StateEncodings(config, own_optimizer);
+  if (std::any_of(encodings.begin(), encodings.end(),
+                  [](const Encoding& encoding) { return encoding.block > 0; }))
     blocks = {.elements = kScaleBlock, .least_size = config.optimizer.min_8bit_size};
   return DivideByDType(std::move(model), config.compute, blocks);
 }
 
 sharding::PlanInputs PlanInputsFor(const ModelSpec& model, const Config& config, int world,
                                    const OptimizerSpec* own_optimizer) {
-  size_t states = 0;
-  if (own_optimizer != nullptr) {
-    states = own_optimizer->states.size();
-  } else {
-    states = optim::StateNames(config.optimizer).size();
-    for (const auto& [name, group] : config.ebb.parameter_groups) {
-      if (group.optimizer) states = std::max(states, optim::StateNames(*group.optimizer).size());
-    }
-  }
   return {.model = &model,
           .config = &config,
           .world = config.ebb.mesh.DataRanks(world),
           .verdict_ranks = world,
-          .optimizer_states = static_cast<int>(states),
-          .state_encodings =
-              own_optimizer != nullptr ? std::vector<Encoding>() : StateEncodings(config, states),
+          .optimizer_states = static_cast<int>(StatesOf(config, own_optimizer)),
+          .state_encodings = StateEncodings(config, own_optimizer),
           .own_optimizer = own_optimizer != nullptr};
 }
 

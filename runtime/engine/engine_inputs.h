@@ -39,7 +39,7 @@ struct EngineInputs {
 absl::Status CheckOverTensor(const ModelSpec& model);
 
 // The model in units that a plan of the config takes.
-ModelSpec Divided(ModelSpec model, const Config& config);
+ModelSpec Divided(ModelSpec model, const Config& config, const OptimizerSpec* own_optimizer);
 
 // Inputs of any plan, even one only to look at. `world`: of all axes of the config's mesh.
 sharding::PlanInputs PlanInputsFor(const ModelSpec& model, const Config& config, int world,

@@ -57,7 +57,7 @@ absl::StatusOr<Program> PredictProgram(const ModelSpec& model, int world, const 
   EBB_ASSIGN_OR_RETURN(Config resolved, config.ForWorld(world));
   EBB_RETURN_IF_ERROR(Validate(model));
   if (resolved.ebb.mesh.tensor > 1) EBB_RETURN_IF_ERROR(CheckOverTensor(model));
-  const ModelSpec divided = Divided(model, resolved);
+  const ModelSpec divided = Divided(model, resolved, optimizer);
   sharding::PlanInputs inputs = PlanInputsFor(divided, resolved, world, optimizer);
   if (!advises) inputs.cap_error = sharding::PlanInputs::CapError::kNeed;
   if (OffloadOptimizerConfig& offload = resolved.zero.offload_optimizer; offload.measures_ratio)

@@ -86,7 +86,7 @@ absl::StatusOr<Resolved> Resolve(const Question& question, const Answer& answer)
   pass.micro_batches_per_round = resolved.config.ebb.micro_batches_per_round;
   pass.compute = resolved.config.compute;
   EBB_ASSIGN_OR_RETURN(ModelSpec spec, SpecOf(question.model, pass));
-  resolved.spec = Divided(std::move(spec), resolved.config);
+  resolved.spec = Divided(std::move(spec), resolved.config, /*own=*/nullptr);
   return resolved;
 }
 

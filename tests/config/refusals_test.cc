@@ -160,6 +160,13 @@ INSTANTIATE_TEST_SUITE_P(
         Case{R"({"optimizer": {"type": "SGD",
                  "params": {"nesterov": true, "momentum": 0.9, "dampening": 0.1}}})",
              {"nesterov"}},
+        Case{R"({"bf16": {"enabled": true, "bf16_optimizer_states": true},
+                 "optimizer": {"type": "AdamW", "params": {"states": "8bit"}}})",
+             {"bf16_optimizer_states", "optimizer.params.states"}},
+        Case{
+            R"({"optimizer": {"type": "AdamW", "params": {"states": "8bit"}}, "ebb": {"parameter_groups": {
+                 "norms": {"optimizer": {"type": "AdamW", "params": {"states": "fp32"}}}}}})",
+            {"norms", "all groups"}},
         Case{R"({"optimizer": {"type": "Lars", "params": {"nesterov": true}}})", {"nesterov"}},
         Case{R"({"optimizer": {"type": "Lamb", "params": {"eps": 0}}})",
              {"\"optimizer.params.eps\" is 0 as an fp32 number; Lamb divides by it"}},

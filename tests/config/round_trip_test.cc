@@ -121,8 +121,11 @@ void FitStates(Config& config) {
   OptimizerStates& states = config.optimizer.states;
   for (const auto& [name, group] : config.ebb.parameter_groups)
     if (group.optimizer && TakesNorms(group.optimizer->type)) states = OptimizerStates::kFloat32;
-  for (auto& [name, group] : config.ebb.parameter_groups)
-    if (group.optimizer && !TakesNorms(group.optimizer->type)) group.optimizer->states = states;
+  for (auto& [name, group] : config.ebb.parameter_groups) {
+    if (!group.optimizer) continue;
+    group.optimizer->states = states;
+    group.optimizer->min_8bit_size = config.optimizer.min_8bit_size;
+  }
 }
 
 Config RandomConfig(uint64_t seed) {

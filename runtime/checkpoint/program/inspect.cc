@@ -34,6 +34,8 @@ absl::Status PrintFiles(const std::string& path) {
     for (const auto& [name, bytes] : manifest.trainer) names.push_back(config::Shortened(name));
     absl::PrintF("trainer's values: %s\n", absl::StrJoin(names, ", "));
   }
+  for (const auto& [name, encoding] : manifest.state_encodings)
+    absl::PrintF("%s: 8 bits (%s), fp32 of small parameters\n", config::Shortened(name), encoding);
   const int ranks = static_cast<int>(manifest.files.size());
   for (int rank = 0; rank < ranks; ++rank)
     absl::PrintF("rank %d: %s, %s\n", rank, RankFileName(rank, ranks),

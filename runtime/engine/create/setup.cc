@@ -58,7 +58,7 @@ absl::StatusOr<std::unique_ptr<EngineMembers>> MakeEngine(World world, Device de
   if (options.error.ok()) EBB_RETURN_IF_ERROR(Validate(model));
   EBB_ASSIGN_OR_RETURN(Config resolved, config.ForWorld(world.size()));
   EBB_ASSIGN_OR_RETURN(const Worlds worlds, WorldsOf(world, resolved, options));
-  model = Divided(std::move(model), resolved);
+  model = Divided(std::move(model), resolved, options.optimizer ? &*options.optimizer : nullptr);
   if (options.optimizer) {
     std::string overruled = sharding::WhatOwnOptimizerOverrules(config);
     if (!overruled.empty()) resolved.remarks.push_back(std::move(overruled));

@@ -131,10 +131,15 @@ absl::Status StateValues::ReadEach(const StateRange& range, Show show) {
     for (size_t k = 0; verifies && k < pieces_.size(); ++k) {
       const sharding::Operand& stored = found.run.stored[k];
       if (stored.place.tier != Tier::kNvme || stored.count == 0) continue;
-      // Scales come behind the codes, in the same extent of the file.
-      SwapVerifier::Pieces& pieces = pieces_[found.run.has_scales() ? 0 : k];
+      if (k == 1 && found.run.has_scales()) {
+        const bool ends = r + 1 == runs.size() ||
+                          runs[r + 1].stored[0].place.offset !=
+                              found.run.stored[0].place.offset + found.run.stored[0].bytes();
+        if (!VerifyScales(found, ends)) return core_.errors.failure();
+        continue;
+      }
       if (!verifier_.VerifyPiece(
-              pieces, stored.place,
+              pieces_[k], stored.place,
               {At<const std::byte>(found, k), static_cast<size_t>(stored.bytes())}))
         return core_.errors.failure();
     }
@@ -144,6 +149,18 @@ absl::Status StateValues::ReadEach(const StateRange& range, Show show) {
   for (size_t r = 0; r < runs.size() && status.ok(); ++r) status = read(r);
   status.Update(Await());
   return status;
+}
+
+// The scales of an array lie behind all of its codes, so they are kept until these have come.
+bool StateValues::VerifyScales(const StagedRun& run, bool ends) {
+  const sharding::Operand& stored = run.run.stored[1];
+  if (scales_.empty()) first_scale_ = stored.place;
+  const std::byte* const data = At<const std::byte>(run, 1);
+  scales_.insert(scales_.end(), data, data + stored.bytes());
+  if (!ends) return true;
+  const bool agrees = verifier_.VerifyPiece(pieces_[0], first_scale_, scales_);
+  scales_.clear();
+  return agrees;
 }
 
 // Where they are, if that is how they are kept.
@@ -226,8 +243,10 @@ absl::Status StateValues::Verify(const StateRange& range) {
   if (core_.inputs.config.ebb.verify_swap == VerifySwap::kOff) return absl::OkStatus();
   for (const StateRun& run :
        sharding::RunsOf(plan(), core_.slice, range, /*elements_max=*/INT64_MAX)) {
-    for (const sharding::Operand& stored : run.stored)
-      EBB_RETURN_IF_ERROR(VerifyFile(stored.place, stored.bytes()));
+    EBB_RETURN_IF_ERROR(VerifyFile(run.stored[0].place, run.stored[0].bytes()));
+    // Scales are in the extent of their codes.
+    if (!run.has_scales())
+      EBB_RETURN_IF_ERROR(VerifyFile(run.stored[1].place, run.stored[1].bytes()));
   }
   return absl::OkStatus();
 }

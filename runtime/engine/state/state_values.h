@@ -91,6 +91,7 @@ class StateValues {
   // The run's values as fp32.
   void ToFloat(const sharding::StagedRun& run, float* values);
   std::span<const float> ValuesOf(const sharding::StagedRun& run);
+  bool VerifyScales(const sharding::StagedRun& run, bool ends);
   absl::Status PrepareWrite(const sharding::StagedRun& run, Slot& slot);
   absl::Status VerifyFile(const sharding::Place& place, int64_t bytes);
   template <class T>
@@ -106,6 +107,9 @@ class StateValues {
   size_t next_slot_ = 0;
   std::vector<float> values_;                        // of ReadEach, a run's
   std::array<SwapVerifier::Pieces, 2> pieces_ = {};  // likewise, by place
+  // Likewise, of the array under way: from the first one on, all that have come.
+  std::vector<std::byte> scales_;
+  sharding::Place first_scale_;
 };
 
 }  // namespace ebb

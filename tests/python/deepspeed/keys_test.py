@@ -47,7 +47,6 @@ REFUSED = {
     "zeropp_loco_param": ({"zero": {"zeropp_loco_param": {"err_beta": 0.8}}}, "zeropp_loco_param"),
     "compute_grad_norm": ({"zero": {"compute_grad_norm": False}}, "compute_grad_norm.*gradient_clipping"),
     "keep_in_fp32_modules": ({"data_types": {"keep_in_fp32_modules": True}}, "keep_in_fp32_modules must be \"auto\" or a list"),
-    "bf16_optimizer_states": ({"bf16": {"enabled": True, "bf16_optimizer_states": True}}, "bf16_optimizer_states"),
     "bf16_master_weights_and_grads": ({"bf16": {"enabled": True, "bf16_master_weights_and_grads": True}}, "bf16_master_weights_and_grads"),
     "expert_parallel": ({"expert_parallel": {"enabled": True, "autoep_size": 2}}, "expert_parallel"),
     "sequence_parallel_size": ({"sequence_parallel_size": 2}, "sequence_parallel_size"),
