@@ -252,7 +252,6 @@ std::optional<LargerBatch> FindLargerBatch(const Question& question, const Answe
   while (of_rank * question.ranks * question.pass.context < kLargerTokens && of_rank < 1 << 19)
     of_rank *= 2;
   Question larger = question;
-  larger.config = from.config;
   larger.sequences = of_rank * question.ranks;
   std::vector<Choice> choices = {from.choice};
   for (const Tier boundaries : {Tier::kDevice, Tier::kCpu}) {

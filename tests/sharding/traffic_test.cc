@@ -272,7 +272,7 @@ TEST_P(TrafficOfAllOnNvme, IsTheLeastThatTheSchemeNeeds) {
 
 // States in blocks on NVMe, parameters in RAM: bytes of an element and a step.
 TEST(TrafficOfStates, InBlocksIsHalfOrLess) {
-  constexpr int64_t kLayers = 24, kWorld = 4, kShard = 64 * kCutElements,
+  constexpr int64_t kLayers = 4, kWorld = 4, kShard = 1024 * kCutElements,
                     kElements = kLayers * kShard;
   ModelSpec model = UnitChain(std::vector<int64_t>(kLayers, kWorld * kShard));
   for (UnitSpec& unit : model.units) unit.state_block = kScaleBlock;
