@@ -116,14 +116,14 @@ TEST(ManifestTest, ACutManifestIsNoticed) {
 
 TEST(ManifestTest, AnotherVersionIsNamed) {
   std::string text = ToText(Example());
-  text.replace(text.find("\"version\": 1"), 12, "\"version\": 2");
+  text.replace(text.find("\"version\": 1"), 12, "\"version\": 3");
   const size_t digits = text.find("\"checksum\": \"") + 13;
   text.replace(digits, 16, std::string(16, '0'));
   const uint64_t checksum = optim::Checksum(std::as_bytes(std::span(text)));
   text.replace(digits, 16, absl::StrFormat("%016x", checksum));
   const auto read = ParseManifest(text, "manifest.json");
   EXPECT_THAT(read.status(),
-              StatusIs(absl::StatusCode::kFailedPrecondition, "version 2, this is version 1"));
+              StatusIs(absl::StatusCode::kFailedPrecondition, "version 3, this is version 2"));
 }
 
 }  // namespace

@@ -255,7 +255,8 @@ INSTANTIATE_TEST_SUITE_P(
         Case{R"({"elasticity": {"enabled": true}})", {"\"elasticity.enabled\" is true"}},
         Case{
             R"({"compression_training": {"weight_quantization": {"shared_parameters": {"enabled": true}}}})",
-            {"\"compression_training\" is given: not built"}},
+            {"\"compression_training\" is given: parameters are trained as they are, and DeepSpeed "
+             "has removed it"}},
         Case{R"({"compression_training": {"x": 1}})", {"is given"}},
         Case{R"({"sparse_attention": {"mode": "fixed"}})", {"\"sparse_attention\" is given"}},
         Case{R"({"tensor_parallel": {"autotp_size": 2}})", {"data-parallel; allowed: at most 1"}},
