@@ -253,12 +253,19 @@ std::optional<LargerBatch> FindLargerBatch(const Question& question, const Answe
     of_rank *= 2;
   Question larger = question;
   larger.sequences = of_rank * question.ranks;
-  std::vector<Choice> choices = {from.choice};
-  for (const Tier boundaries : {Tier::kDevice, Tier::kCpu}) {
-    if ((question.machine.is_cpu || question.pass.torch) && boundaries == Tier::kCpu) continue;
-    choices.push_back(from.choice);
-    choices.back().recompute = true;
-    choices.back().boundaries = boundaries;
+  // Several micro-batches sum their gradients, which only the higher stages divide.
+  std::vector<Choice> choices;
+  for (const int stage : {from.choice.stage, 3}) {
+    Choice choice = from.choice;
+    choice.stage = stage;
+    choices.push_back(choice);
+    for (const Tier boundaries : {Tier::kDevice, Tier::kCpu}) {
+      if ((question.machine.is_cpu || question.pass.torch) && boundaries == Tier::kCpu) continue;
+      choices.push_back(choice);
+      choices.back().recompute = true;
+      choices.back().boundaries = boundaries;
+    }
+    if (stage == 3) break;
   }
   std::vector<Answer> answers = AnswersOf(
       choices.size(), [&](size_t i) { return AnswerForBatch(larger, choices[i], Depth::kTime); });
