@@ -34,7 +34,7 @@ std::string DifferenceOf(const Kind& part, const Kind& unit) {
 // Gives each unit the parts that it needs. Backward ends at the first trainable visit, so a unit
 // that has anything to train keeps some of it.
 void AddParts(ModelSpec& model, DType compute, const StateBlocks& blocks) {
-  // A unit whose boundaries the engine keeps is not divided for small parameters.
+  // If the engine keeps boundaries, no unit is divided for small parameters.
   const bool has_boundaries =
       std::any_of(model.forward.begin(), model.forward.end(),
                   [](const Visit& visit) { return visit.output_bytes > 0; });

@@ -163,8 +163,8 @@ absl::Status RankFileWriter::Append(std::span<const float> values) {
   return AppendBytes(std::as_bytes(std::span(scales)));
 }
 
-// The bytes are one tensor's. Goes block by block of the checksum, so that a block is copied while it is in the
-// cache.
+// The bytes are one tensor's. They go block by block of the checksum, so that a block is copied
+// while it is in the cache.
 absl::Status RankFileWriter::AppendBytes(std::span<const std::byte> bytes) {
   const StoredTensor* const tensor = &header_.tensors[tensor_];
   while (!bytes.empty()) {

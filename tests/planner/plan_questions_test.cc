@@ -1,4 +1,4 @@
-// The questions of someone who must decide what to rent, and their answers as numbers.
+// Questions about what to rent, and their answers as numbers.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
