@@ -237,6 +237,17 @@ def count_circles(tree: Tree) -> None:
         tree.find("circles of imports", "runtime/python/ebb: " + " is imported by ".join(error.args[1]))
 
 
+def count_test_modules(tree: Tree) -> None:
+    """Modules of tests/python with one file name: pytest runs them in one process and imports each by that name alone."""
+    folders: dict[str, list[str]] = collections.defaultdict(list)
+    for name in tree.files:
+        if re.match(r"tests/python/.*_test\.py$", name):
+            folders[os.path.basename(name)].append(name)
+    for name, modules in folders.items():
+        for module in modules[1:]:
+            tree.find("test modules of one name", f"{module}: {modules[0]} is {name}, too")
+
+
 def read_limits() -> dict[str, int]:
     with open(os.path.join(HERE, "limits.txt"), encoding="utf-8") as file:
         rows = [line.split(maxsplit=1) for line in file if line.strip() and not line.startswith("#")]
@@ -258,7 +269,7 @@ def lower(counts: dict[str, int]) -> None:
 def main() -> int:
     tree = Tree()
     for count in (count_lines, count_file_sizes, count_long_functions, count_comments, count_casts, count_includes, count_core, count_names,
-                  count_circles):
+                  count_circles, count_test_modules):
         count(tree)
     if "--lower" in sys.argv[1:]:
         lower(tree.counts)
