@@ -15,6 +15,7 @@ struct ScalarOps {
   using Number = float;
   static Number Set(float value) { return value; }
   static Number Add(Number a, Number b) { return a + b; }
+  static Number Sub(Number a, Number b) { return a - b; }
   static Number Mul(Number a, Number b) { return a * b; }
   static Number Fma(Number a, Number b, Number c) { return std::fma(a, b, c); }
   static Number Div(Number a, Number b) { return a / b; }

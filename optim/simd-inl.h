@@ -40,6 +40,7 @@ struct VectorOps {
 
   static HWY_INLINE Number Set(float value) { return hn::Set(D(), value); }
   static HWY_INLINE Number Add(Number a, Number b) { return hn::Add(a, b); }
+  static HWY_INLINE Number Sub(Number a, Number b) { return hn::Sub(a, b); }
   static HWY_INLINE Number Mul(Number a, Number b) { return hn::Mul(a, b); }
   static HWY_INLINE Number Fma(Number a, Number b, Number c) { return hn::MulAdd(a, b, c); }
   static HWY_INLINE Number Div(Number a, Number b) { return hn::Div(a, b); }

@@ -48,9 +48,7 @@ AdamConstants AdamConstantsOf(const OptimizerConfig& optimizer, const UpdateScal
   return {.gradient_factor = scalars.gradient_factor,
           .l2 = decoupled ? 0.0f : static_cast<float>(optimizer.weight_decay),
           .decay = decoupled ? static_cast<float>(1 - rate * optimizer.weight_decay) : 1.0f,
-          .beta1 = static_cast<float>(beta1),
-          // Uses beta rounded to fp32, so that the two weights of the average sum to 1.
-          .one_minus_beta1 = 1 - static_cast<float>(beta1),
+          .momentum_weight = AverageWeight(beta1),
           .beta2 = static_cast<float>(beta2),
           .one_minus_beta2 = static_cast<float>(1 - beta2),
           .root_correction = static_cast<float>(root_correction),
@@ -75,10 +73,8 @@ LionConstants LionConstantsOf(const OptimizerConfig& optimizer, const UpdateScal
   const double rate = scalars.learning_rate;
   return {.gradient_factor = scalars.gradient_factor,
           .decay = static_cast<float>(1 - rate * optimizer.weight_decay),
-          .beta1 = static_cast<float>(beta1),
-          .one_minus_beta1 = 1 - static_cast<float>(beta1),
-          .beta2 = static_cast<float>(beta2),
-          .one_minus_beta2 = 1 - static_cast<float>(beta2),
+          .direction_weight = AverageWeight(beta1),
+          .momentum_weight = AverageWeight(beta2),
           .minus_learning_rate = static_cast<float>(-rate)};
 }
 
@@ -115,8 +111,7 @@ LambConstants LambConstantsOf(const OptimizerConfig& optimizer, const UpdateScal
   }
   return {.gradient_factor = scalars.gradient_factor,
           .weight_decay = static_cast<float>(optimizer.weight_decay),
-          .beta1 = static_cast<float>(beta1),
-          .one_minus_beta1 = 1 - static_cast<float>(beta1),
+          .momentum_weight = AverageWeight(beta1),
           .beta2 = static_cast<float>(beta2),
           .one_minus_beta2 = static_cast<float>(1 - beta2),
           .momentum_correction = static_cast<float>(of_momentum),

@@ -73,11 +73,18 @@ constexpr bool HasFp32States(UpdateRule rule, const UpdateArrays& arrays) {
   return true;
 }
 
+// The weight of an average's step, beta * average + (1 - beta) * g, rounded once: of one from the
+// average to g, or, negative, of one from g to the average (Average in update_element.inc). The
+// shorter of the two steps, so that an average with a beta of 0 is g itself.
+constexpr float AverageWeight(double beta) {
+  return static_cast<float>(beta < 0.5 ? -beta : 1 - beta);
+}
+
 struct AdamConstants {
   float gradient_factor;
-  float l2;     // weight decay that is added to the gradient; 0: none
-  float decay;  // 1 - learning_rate * weight_decay if decoupled, otherwise 1
-  float beta1, one_minus_beta1;
+  float l2;               // weight decay that is added to the gradient; 0: none
+  float decay;            // 1 - learning_rate * weight_decay if decoupled, otherwise 1
+  float momentum_weight;  // AverageWeight(beta1)
   float beta2, one_minus_beta2;
   float root_correction;  // 1 / sqrt(1 - beta2^step), or 1 without bias correction
   float epsilon;
@@ -94,9 +101,8 @@ struct SgdConstants {
 
 struct LionConstants {
   float gradient_factor;
-  float decay;  // 1 - learning_rate * weight_decay
-  float beta1, one_minus_beta1;
-  float beta2, one_minus_beta2;
+  float decay;                              // 1 - learning_rate * weight_decay
+  float direction_weight, momentum_weight;  // AverageWeight of beta1, and of beta2
   float minus_learning_rate;
 };
 
@@ -119,7 +125,7 @@ struct RmspropConstants {
 struct LambConstants {
   float gradient_factor;
   float weight_decay;
-  float beta1, one_minus_beta1;
+  float momentum_weight;  // AverageWeight(beta1)
   float beta2, one_minus_beta2;
   float momentum_correction;  // 1 / (1 - beta1^step), or 1 without bias correction
   float variance_correction;  // 1 / (1 - beta2^step), or 1

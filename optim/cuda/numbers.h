@@ -29,6 +29,9 @@ struct Ops {
   static EBB_HOST_DEVICE float Add(float a, float b) {
     return __fadd_rn(a, b);
   }
+  static EBB_HOST_DEVICE float Sub(float a, float b) {
+    return __fsub_rn(a, b);
+  }
   static EBB_HOST_DEVICE float Mul(float a, float b) {
     return __fmul_rn(a, b);
   }
@@ -44,6 +47,9 @@ struct Ops {
 #else
   static EBB_HOST_DEVICE float Add(float a, float b) {
     return a + b;
+  }
+  static EBB_HOST_DEVICE float Sub(float a, float b) {
+    return a - b;
   }
   static EBB_HOST_DEVICE float Mul(float a, float b) {
     return a * b;

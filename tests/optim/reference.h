@@ -8,6 +8,13 @@
 
 namespace ebb::optim {
 
+// beta * average + (1 - beta) * g, as a step from the one with the larger weight.
+inline float ReferenceAverage(double beta, float average, float g) {
+  const float difference = g - average;
+  return beta < 0.5 ? std::fma(-float(beta), difference, g)
+                    : std::fma(float(1 - beta), difference, average);
+}
+
 // The reference: update.h's rules, element by element, one rounding in each line.
 inline void ReferenceAdam(const OptimizerConfig& o, const UpdateScalars& s, float gradient,
                           float& p, float& m, float& v) {
@@ -16,8 +23,7 @@ inline void ReferenceAdam(const OptimizerConfig& o, const UpdateScalars& s, floa
   const double correction2 = o.bias_correction ? 1 - std::pow(beta2, s.step) : 1;
   float g = s.gradient_factor * gradient;
   if (!o.decoupled_weight_decay && o.weight_decay != 0) g = std::fma(float(o.weight_decay), p, g);
-  const float fresh = (1 - float(beta1)) * g;
-  m = std::fma(float(beta1), m, fresh);
+  m = ReferenceAverage(beta1, m, g);
   const float weighted = float(1 - beta2) * g;
   const float kept = float(beta2) * v;
   v = std::fma(weighted, g, kept);
@@ -44,11 +50,9 @@ inline void ReferenceLion(const OptimizerConfig& o, const UpdateScalars& s, floa
                           float& p, float& m) {
   const double beta1 = s.beta1 < 0 ? o.beta1 : s.beta1, beta2 = s.beta2 < 0 ? o.beta2 : s.beta2;
   const float g = s.gradient_factor * gradient;
-  const float fresh = (1 - float(beta1)) * g;
-  const float mixed = std::fma(float(beta1), m, fresh);
+  const float mixed = ReferenceAverage(beta1, m, g);
   const float sign = mixed > 0 ? 1.0f : mixed < 0 ? -1.0f : mixed;
-  const float kept = (1 - float(beta2)) * g;
-  m = std::fma(float(beta2), m, kept);
+  m = ReferenceAverage(beta2, m, g);
   p = p * float(1 - s.learning_rate * o.weight_decay);
   p = std::fma(float(-s.learning_rate), sign, p);
 }
@@ -100,8 +104,7 @@ inline float ReferenceLambDirection(const OptimizerConfig& o, const UpdateScalar
   const double correction1 = o.bias_correction ? 1 - std::pow(beta1, s.step) : 1;
   const double correction2 = o.bias_correction ? 1 - std::pow(beta2, s.step) : 1;
   const float g = s.gradient_factor * gradient;
-  const float fresh = (1 - float(beta1)) * g;
-  m = std::fma(float(beta1), m, fresh);
+  m = ReferenceAverage(beta1, m, g);
   const float weighted = float(1 - beta2) * g;
   const float kept = float(beta2) * v;
   v = std::fma(weighted, g, kept);

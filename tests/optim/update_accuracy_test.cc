@@ -263,14 +263,53 @@ TEST_P(Fp64ReferenceTest, TwentyUpdatesStayWithinRounding) {
   }
 }
 
-// Exactly, as fp32 numbers, because the average then decays with fp32's beta.
-TEST(FirstMomentTest, TheWeightsOfTheAverageSumToOne) {
-  for (const double beta : {0.5, 0.8, 0.9, 0.95, 0.99, 0.999, 1 - 1e-6}) {
-    const AdamConstants constants =
-        AdamConstantsOf({.beta1 = beta}, {.step = 1, .learning_rate = 0.01});
-    EXPECT_EQ(double{constants.beta1} + double{constants.one_minus_beta1}, 1) << beta;
+// The rules with an average of gradients as their first state, and the beta of that average.
+class FirstMomentTest : public testing::TestWithParam<OptimizerType> {
+ protected:
+  // The first states after one update of kElements elements.
+  std::array<float, kElements> After(double beta, std::array<float, kElements> momentum,
+                                     const std::array<float, kElements>& gradient) {
+    OptimizerConfig optimizer = {.type = GetParam(), .beta1 = beta};
+    if (GetParam() == OptimizerType::kLion) optimizer.beta2 = beta;
+    ThreadTeam team(1);
+    std::array<float, kElements> master = {}, variance = {};
+    Update(team, optimizer,
+           {.master = master.data(),
+            .gradient = gradient.data(),
+            .states = {{momentum.data()}, {variance.data()}, {}},
+            .count = kElements},
+           {.step = 1, .learning_rate = 0.01});
+    return momentum;
+  }
+};
+
+constexpr double kBetas[] = {0, 0.1, 0.45, 0.5, 0.8, 0.9, 0.95, 0.99, 0.999, 1 - 1e-6};
+
+// Weights of float(0.99) and 1 - float(0.99) are 1e-6 off.
+TEST_P(FirstMomentTest, AFirstGradientHasItsWeightWithinTwoRoundings) {
+  constexpr std::array<float, kElements> kGradient = {1.0f, -0.3f, 7.7f, 1e-20f, -1e20f, 0.111f};
+  for (const double beta : kBetas) {
+    const auto momentum = After(beta, {}, kGradient);
+    for (int i = 0; i < kElements; ++i) {
+      const double expected = (1 - beta) * double{kGradient[i]};
+      EXPECT_NEAR(momentum[i] / expected, 1, 0x1p-23) << beta << ", " << kGradient[i];
+    }
   }
 }
+
+TEST_P(FirstMomentTest, TheAverageOfASteadyGradientIsTheGradient) {
+  constexpr std::array<float, kElements> kGradient = {1.0f, -0.3f, 7.7f, 1e-20f, -1e20f, 0.111f};
+  for (const double beta : kBetas) EXPECT_EQ(After(beta, kGradient, kGradient), kGradient) << beta;
+}
+
+TEST_P(FirstMomentTest, ABetaOfZeroKeepsNothingOfALargeAverage) {
+  constexpr std::array<float, kElements> kGradient = {1.0f, -0.3f, 7.7f, 1e-20f, -1e-9f, 0.0f};
+  EXPECT_EQ(After(0, {1e9f, 1e9f, -1e9f, 1e9f, 1e20f, -3.0f}, kGradient), kGradient);
+}
+
+INSTANTIATE_TEST_SUITE_P(Rules, FirstMomentTest,
+                         testing::Values(OptimizerType::kAdam, OptimizerType::kAdamW,
+                                         OptimizerType::kLamb, OptimizerType::kLion));
 
 INSTANTIATE_TEST_SUITE_P(BiasCorrection, Fp64ReferenceTest, testing::Bool());
 
