@@ -79,6 +79,12 @@ absl::Status Declare(const TensorSource& source, Manifest& manifest,
       if (parameter == parameter_of.end()) return refuse("is a state without a parameter");
       if (!MayBeState(tensor.state))
         return refuse("has a name that a checkpoint uses itself, or cannot store");
+      // Without their scales and their map, codes would be loaded as other numbers.
+      if (is_bytes)
+        return refuse(
+            "has bytes (uint8), which are codes of another optimizer: decode them there to fp32, "
+            "or "
+            "import files of the parameters alone");
       manifest.parameters[parameter->second].states.push_back(tensor.state);
     }
     const std::string of = !tensor.state.empty()

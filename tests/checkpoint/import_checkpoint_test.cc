@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -118,6 +119,30 @@ TEST_F(ImportCheckpointTest, NumbersThatTheModelLacksAreNamed) {
   const absl::Status status = WithEngine(
       std::nullopt, [&](Engine& engine) { return LoadCheckpoint(engine, imported).status(); });
   EXPECT_THAT(status, Says("it has 'more', which the model lacks"));
+}
+
+// A state of another program, whose numbers are zeros.
+class StateSource : public TensorSource {
+ public:
+  explicit StateSource(DType dtype) {
+    description_ = {.kind = "a test's", .path = "other.pt"};
+    tensors_ = {{.name = "w", .shape = {kElements}},
+                {.name = "w", .state = "exp_avg", .dtype = dtype, .shape = {kElements}}};
+  }
+  absl::Status Read(size_t, int64_t, std::span<float> values) override {
+    std::fill(values.begin(), values.end(), 0.0f);
+    return absl::OkStatus();
+  }
+};
+
+TEST_F(ImportCheckpointTest, CodesOfStatesAreRefused) {
+  const std::string runs = folder_ + "/runs";
+  StateSource codes(DType::kInt8), numbers(DType::kFloat32);
+  EXPECT_THAT(ImportCheckpoint(codes, runs, [](int64_t) {}).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       "has bytes (uint8), which are codes of another optimizer: decode them"));
+  EXPECT_FALSE(fs::exists(runs));
+  EXPECT_TRUE(ImportCheckpoint(numbers, runs, [](int64_t) {}).ok());
 }
 
 TEST_F(ImportCheckpointTest, NumbersWithoutElementsAreRefused) {
