@@ -12,134 +12,59 @@
 #define HWY_TARGET_INCLUDE "ebb/optim/block_codes.cc"
 #include "hwy/foreach_target.h"
 // This comes after foreach_target.h, which includes this file again for every target.
-#include "ebb/optim/simd-inl.h"
-#include "hwy/cache_control.h"
+#include "ebb/optim/block_codes-inl.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace ebb::optim::HWY_NAMESPACE {
 
-// Asks for one line after the other.
-class Fetcher {
- public:
-  explicit Fetcher(Ahead ahead) : at_(ahead.data()), end_(ahead.data() + ahead.size()) {}
-  HWY_INLINE void Next() {
-    if (at_ >= end_) return;
-    hwy::Prefetch(at_);
-    at_ += 64;
-  }
-
- private:
-  const std::byte *at_, *end_;
-};
-
-#if EBB_VECTOR_OPS
-
-// The words of a table at these indices.
-template <class D, class Index>
-HWY_INLINE hn::Vec<D> Lookup(D d, const hn::TFromD<D>* table, Index index) {
-#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
-  // A gather writes over what its register has. With an explicit zero there it does not wait for the
-  // gather before it.
-  const hn::RebindToSigned<D> integers;
-  return hn::BitCast(d, hn::Vec<decltype(integers)>{_mm512_mask_i32gather_epi32(
-                            _mm512_setzero_si512(), 0xffff, index.raw, table, 4)});
-#else
-  return hn::GatherIndex(d, table, index);
-#endif
-}
-
-#endif
-
 // Elements of one block.
 void DecodeBlock(const DynamicMap& map, const uint8_t* codes, float scale, float* values,
-                 int64_t count, [[maybe_unused]] Fetcher& fetcher) {
-  const float* const numbers = map.numbers.data();
+                 int64_t count) {
   int64_t i = 0;
 #if EBB_VECTOR_OPS
-  const hn::ScalableTag<float> floats;
-  const hn::Rebind<int32_t, decltype(floats)> integers;
-  const hn::Rebind<uint8_t, decltype(floats)> bytes;
-  const auto lanes = static_cast<int64_t>(hn::Lanes(floats));
-  const auto scales = hn::Set(floats, scale);
-  for (; i + lanes <= count; i += lanes) {
-    fetcher.Next();
-    const auto index = hn::PromoteTo(integers, hn::LoadU(bytes, codes + i));
-    hn::StoreU(hn::Mul(Lookup(floats, numbers, index), scales), floats, values + i);
-  }
+  constexpr auto kLanes = static_cast<int64_t>(hn::MaxLanes(FloatTag()));
+  for (; i + kLanes <= count; i += kLanes)
+    hn::StoreU(DecodeVector(map.numbers.data(), codes + i, scale), FloatTag(), values + i);
 #endif
-  for (; i < count; ++i) values[i] = numbers[codes[i]] * scale;
+  for (; i < count; ++i) values[i] = map.numbers[codes[i]] * scale;
 }
 
 Extremes ExtremesOf(const float* values, int64_t count) {
   Extremes extremes;
   int64_t i = 0;
 #if EBB_VECTOR_OPS
-  const hn::ScalableTag<float> floats;
-  const hn::Rebind<int32_t, decltype(floats)> integers;
-  const hn::Rebind<uint32_t, decltype(floats)> bits;
-  const auto lanes = static_cast<int64_t>(hn::Lanes(floats));
-  // A positive number is above all negative ones as a signed integer, and below them as one without
-  // sign.
-  auto positive = hn::Zero(integers);
-  auto negative = hn::Zero(bits);
-  for (; i + lanes <= count; i += lanes) {
-    const auto value = hn::LoadU(floats, values + i);
-    positive = hn::Max(positive, hn::BitCast(integers, value));
-    negative = hn::Max(negative, hn::BitCast(bits, value));
-  }
-  extremes.positive = static_cast<uint32_t>(hn::GetLane(hn::MaxOfLanes(integers, positive)));
-  extremes.Add(hn::GetLane(hn::MaxOfLanes(bits, negative)));
+  constexpr auto kLanes = static_cast<int64_t>(hn::MaxLanes(FloatTag()));
+  ExtremesOfLanes lanes;
+  for (; i + kLanes <= count; i += kLanes) lanes.Add(hn::LoadU(FloatTag(), values + i));
+  extremes = lanes.Reduced();
 #endif
   for (; i < count; ++i) extremes.Add(std::bit_cast<uint32_t>(values[i]));
   return extremes;
 }
 
-template <bool kHasSigns>
 void EncodeBlock(const DynamicMap& map, const float* values, float inverse, uint8_t* codes,
-                 int64_t count, [[maybe_unused]] Fetcher& fetcher) {
-  const uint32_t* const steps = map.steps.data();
+                 int64_t count) {
   int64_t i = 0;
 #if EBB_VECTOR_OPS
-  const hn::ScalableTag<float> floats;
-  const hn::Rebind<int32_t, decltype(floats)> integers;
-  const hn::Rebind<uint8_t, decltype(floats)> bytes;
-  const auto lanes = static_cast<int64_t>(hn::Lanes(floats));
-  const auto inverses = hn::Set(floats, inverse);
-  [[maybe_unused]] const auto lowest = hn::Set(integers, -map.negative);
-  for (; i + lanes <= count; i += lanes) {
-    fetcher.Next();
-    const auto quotient = hn::BitCast(integers, hn::Mul(hn::LoadU(floats, values + i), inverses));
-    auto magnitude = quotient;
-    if constexpr (kHasSigns) magnitude = hn::And(quotient, hn::Set(integers, 0x7fffffff));
-    magnitude = hn::Max(magnitude, hn::Set(integers, DynamicMap::kFirstHalf << 16));
-    const auto step =
-        hn::Sub(hn::ShiftRight<16>(magnitude), hn::Set(integers, DynamicMap::kFirstHalf));
-    const auto word = Lookup(integers, reinterpret_cast<const int32_t*>(steps), step);
-    auto code = hn::ShiftRight<16>(hn::Add(word, magnitude));
-    if constexpr (kHasSigns) {
-      const auto sign = hn::BroadcastSignBit(quotient);
-      code = hn::Max(hn::Sub(hn::Xor(code, sign), sign), lowest);
-      code = hn::And(code, hn::Set(integers, 0xff));
-    }
-    hn::StoreU(hn::DemoteTo(bytes, code), bytes, codes + i);
-  }
+  constexpr auto kLanes = static_cast<int64_t>(hn::MaxLanes(FloatTag()));
+  const Encoder encoder(map);
+  for (; i + kLanes <= count; i += kLanes)
+    EncodeVector(encoder, hn::LoadU(FloatTag(), values + i), inverse, codes + i);
 #endif
-  for (; i < count; ++i) codes[i] = CodeOf(steps, map.negative, values[i] * inverse);
+  for (; i < count; ++i) codes[i] = CodeOf(map.steps.data(), map.negative, values[i] * inverse);
 }
 
-void DecodeBlocks(const StateArray& array, float* values, int64_t count, Ahead ahead) {
-  Fetcher fetcher(ahead);
+void DecodeBlocks(const StateArray& array, float* values, int64_t count) {
   const DynamicMap& map = DynamicMapFor(array.encoding);
   const auto* const codes = static_cast<const uint8_t*>(array.codes);
   for (int64_t i = 0; i < count; i += kScaleBlock) {
     DecodeBlock(map, codes + i, array.scales[i / kScaleBlock], values + i,
-                std::min<int64_t>(kScaleBlock, count - i), fetcher);
+                std::min<int64_t>(kScaleBlock, count - i));
   }
 }
 
-void EncodeBlocks(const float* values, const StateArray& array, int64_t count, Ahead ahead) {
-  Fetcher fetcher(ahead);
+void EncodeBlocks(const float* values, const StateArray& array, int64_t count) {
   const DynamicMap& map = DynamicMapFor(array.encoding);
   auto* const codes = static_cast<uint8_t*>(array.codes);
   for (int64_t i = 0; i < count; i += kScaleBlock) {
@@ -147,8 +72,7 @@ void EncodeBlocks(const float* values, const StateArray& array, int64_t count, A
     const float scale = ScaleOf(ExtremesOf(values + i, of_block), map.negative != 0);
     array.scales[i / kScaleBlock] = scale;
     if (HasCodes(scale)) {
-      const auto encode = map.negative != 0 ? &EncodeBlock<true> : &EncodeBlock<false>;
-      encode(map, values + i, InverseOf(scale), codes + i, of_block, fetcher);
+      EncodeBlock(map, values + i, InverseOf(scale), codes + i, of_block);
     } else {
       std::fill_n(codes + i, of_block, uint8_t{0});
     }
@@ -165,13 +89,11 @@ HWY_INLINE void RoundStateAt(const float* values, BFloat16* numbers, const Round
   Ops::template Store<Rounding::kNearest>(value, numbers + i);
 }
 
-void DecodeHalves(const BFloat16* numbers, float* values, int64_t count, Ahead ahead) {
-  Fetcher fetcher(ahead);
+void DecodeHalves(const BFloat16* numbers, float* values, int64_t count) {
   int64_t i = 0;
 #if EBB_VECTOR_OPS
   using Vector = VectorOps<hn::ScalableTag<float>>;
   for (; i + Vector::kLanes <= count; i += Vector::kLanes) {
-    fetcher.Next();
     Vector::Store<Rounding::kNearest>(Vector::Load(numbers + i), values + i);
   }
 #endif
@@ -179,13 +101,11 @@ void DecodeHalves(const BFloat16* numbers, float* values, int64_t count, Ahead a
 }
 
 void EncodeHalves(const float* values, BFloat16* numbers, const RoundingKey* rounding,
-                  int64_t index, int64_t count, Ahead ahead) {
-  Fetcher fetcher(ahead);
+                  int64_t index, int64_t count) {
   int64_t i = 0;
 #if EBB_VECTOR_OPS
   using Vector = VectorOps<hn::ScalableTag<float>>;
   for (; i + Vector::kLanes <= count; i += Vector::kLanes) {
-    fetcher.Next();
     RoundStateAt<Vector>(values, numbers, rounding, index, i);
   }
 #endif
@@ -208,21 +128,19 @@ constexpr int64_t kGrain = 64 * 1024;  // elements: a third of a megabyte
 
 }  // namespace
 
-void DecodeAlone(const StateArray& array, float* values, int64_t count, Ahead ahead) {
-  if (IsDynamic(array.encoding))
-    return HWY_DYNAMIC_DISPATCH(DecodeBlocks)(array, values, count, ahead);
+void DecodeAlone(const StateArray& array, float* values, int64_t count) {
+  if (IsDynamic(array.encoding)) return HWY_DYNAMIC_DISPATCH(DecodeBlocks)(array, values, count);
   assert(array.encoding == Encoding(DType::kBFloat16));
   HWY_DYNAMIC_DISPATCH(DecodeHalves)
-  (static_cast<const BFloat16*>(array.codes), values, count, ahead);
+  (static_cast<const BFloat16*>(array.codes), values, count);
 }
 
 void EncodeAlone(const float* values, const StateArray& array, int64_t count,
-                 const RoundingKey* rounding, int64_t index, Ahead ahead) {
-  if (IsDynamic(array.encoding))
-    return HWY_DYNAMIC_DISPATCH(EncodeBlocks)(values, array, count, ahead);
+                 const RoundingKey* rounding, int64_t index) {
+  if (IsDynamic(array.encoding)) return HWY_DYNAMIC_DISPATCH(EncodeBlocks)(values, array, count);
   assert(array.encoding == Encoding(DType::kBFloat16));
   HWY_DYNAMIC_DISPATCH(EncodeHalves)
-  (values, static_cast<BFloat16*>(array.codes), rounding, index, count, ahead);
+  (values, static_cast<BFloat16*>(array.codes), rounding, index, count);
 }
 
 void Decode(ThreadTeam& team, const StateArray& array, float* values, int64_t count) {

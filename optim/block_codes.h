@@ -22,7 +22,6 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
-#include <span>
 
 #include "ebb/optim/stochastic_rounding.h"
 #include "ebb/optim/update_arrays.h"
@@ -148,10 +147,8 @@ void Encode(ThreadTeam& team, const float* values, const StateArray& array, int6
 
 // On the calling thread, for codes of 8 bits and for bf16. `rounding`: null, or the key of
 // the random bits of bf16 numbers, of which the first has this index (stochastic_rounding.h).
-// `ahead`: memory that is fetched meanwhile, one line with each vector.
-using Ahead = std::span<const std::byte>;
-void DecodeAlone(const StateArray& array, float* values, int64_t count, Ahead ahead = {});
+void DecodeAlone(const StateArray& array, float* values, int64_t count);
 void EncodeAlone(const float* values, const StateArray& array, int64_t count,
-                 const RoundingKey* rounding = nullptr, int64_t index = 0, Ahead ahead = {});
+                 const RoundingKey* rounding = nullptr, int64_t index = 0);
 
 }  // namespace ebb::optim

@@ -44,4 +44,20 @@ inline constexpr int64_t kBlockElements = kChecksumBlock / 4,
 void UpdateRange(UpdateRule rule, const UpdateConstants& constants, const LoopArrays& arrays,
                  const BlockSums* sums, int64_t begin, int64_t end);
 
+// The update of arrays whose states have other encodings than fp32 (encoded_update.cc). Elements are
+// decoded, updated by the rule for fp32 and encoded again, in one pass.
+class EncodedUpdate {
+ public:
+  EncodedUpdate(UpdateRule rule, const UpdateArrays& arrays, const UpdateConstants& constants);
+
+  // Elements [begin, end); `begin` is a multiple of kScaleBlock.
+  void Update(int64_t begin, int64_t end) const;
+
+ private:
+  const UpdateRule rule_;
+  const UpdateConstants& constants_;
+  const LoopArrays arrays_;
+  RoundingKey keys_[kStatesMax] = {};  // of states of bf16
+};
+
 }  // namespace ebb::optim

@@ -3,7 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <random>
 #include <string>
 #include <tuple>
@@ -11,6 +13,7 @@
 
 #include "ebb/optim/block_codes.h"
 #include "ebb/optim/update.h"
+#include "ebb/optim/update_loops.h"
 #include "ebb/optim/update_runs.h"
 #include "every_target.h"
 
@@ -98,6 +101,41 @@ TEST(StateEncodingTest, TheParameterSeesTheExactState) {
   EXPECT_EQ(master[7], -0.7131f);
   EXPECT_NE(momentum.Values()[7], 0.7131f);
   EXPECT_NEAR(momentum.Values()[7], 0.7131f, 0.0071);
+}
+
+// Large arrays' parameters are written past the caches, and those of their halves are not.
+TEST(StateEncodingTest, LargeArraysHaveTheBitsOfTheirHalves) {
+  constexpr int64_t kHalf = kStreamedCount / 2, kCount = 2 * kHalf + kScaleBlock + 5;
+  std::vector<float> gradient(kCount);
+  for (int64_t i = 0; i < kCount; ++i) gradient[i] = std::sin(static_cast<float>(i));
+  const OptimizerConfig sgd = {.type = OptimizerType::kSgd, .momentum = 0.9};
+  for (const Encoding& encoding : {kDynamic8, Encoding(DType::kBFloat16)}) {
+    std::vector<BFloat16> written[2];
+    for (const int64_t most : {kCount, kHalf}) {
+      std::vector<float> master(kCount, 1.0f);
+      std::vector<BFloat16>& memory = written[most == kHalf ? 1 : 0];
+      memory.resize(kCount + 32);
+      BFloat16* parameter = memory.data();
+      while (reinterpret_cast<uintptr_t>(parameter) % 64 != 0) ++parameter;
+      HostState momentum(encoding, kCount);
+      const UpdateArrays arrays = {.master = master.data(),
+                                   .gradient = gradient.data(),
+                                   .states = {momentum.array()},
+                                   .parameter = parameter,
+                                   .parameter_dtype = DType::kBFloat16,
+                                   .count = kCount};
+      ThreadTeam team(1);
+      for (const int64_t step : {1, 2}) {
+        for (int64_t begin = 0; begin < kCount; begin += most) {
+          Update(team, sgd, PartOf(arrays, begin, std::min(most, kCount - begin)),
+                 {.step = step, .learning_rate = 0.1});
+        }
+      }
+      memory.erase(memory.begin(), memory.begin() + (parameter - memory.data()));
+      memory.resize(kCount);
+    }
+    EXPECT_EQ(std::memcmp(written[0].data(), written[1].data(), kCount * sizeof(BFloat16)), 0);
+  }
 }
 
 // A state of bf16 has random bits of its own: others than another state's, the parameter's and
