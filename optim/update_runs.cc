@@ -6,6 +6,15 @@
 
 namespace ebb::optim {
 
+StateArray PieceAt(void* place, const Encoding& encoding, int64_t count) {
+  StateArray piece = {.codes = place, .encoding = encoding};
+  if (encoding.block > 0) {
+    auto* const bytes = static_cast<std::byte*>(place);
+    piece.scales = reinterpret_cast<float*>(bytes + count * encoding.code_bytes());
+  }
+  return piece;
+}
+
 StateArray PartOf(const StateArray& array, int64_t begin) {
   StateArray part = array;
   if (array.codes != nullptr)

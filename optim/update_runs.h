@@ -31,6 +31,9 @@ struct UpdateRuns {
   int64_t begin = 0;  // the arrays' first element, counted as in `end`; a multiple, too
 };
 
+// The state of `count` elements at this place: a piece (encoding.h), whose scales lie behind its codes.
+StateArray PieceAt(void* place, const Encoding& encoding, int64_t count);
+
 // Elements [begin, begin + count) of the arrays. With states in blocks, a part begins with a block.
 StateArray PartOf(const StateArray& array, int64_t begin);
 UpdateArrays PartOf(const UpdateArrays& arrays, int64_t begin, int64_t count);

@@ -12,6 +12,7 @@
 #include "ebb/offload/swap_verifier.h"
 #include "ebb/optim/checksum.h"
 #include "ebb/optim/update_constants.h"
+#include "ebb/optim/update_runs.h"
 #include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/engine/device_reach.h"
 #include "ebb/sharding/placement.h"
@@ -135,9 +136,7 @@ class Layout {
     std::byte* state = memory + master_;
     for (int k = 0; k < states_; ++k) {
       const Encoding encoding = EncodingOf(k);
-      arrays.states[k] = {.codes = state, .encoding = encoding};
-      if (encoding.block > 0)
-        arrays.states[k].scales = reinterpret_cast<float*>(state + count_ * encoding.code_bytes());
+      arrays.states[k] = optim::PieceAt(state, encoding, count_);
       state += encoding.bytes(count_);
     }
     return arrays;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/optim/update_runs.h"
 #include "ebb/runtime/engine/engine_inputs.h"
 #include "ebb/runtime/engine/kernels_by_stream.h"
 #include "ebb/runtime/engine/outcome/step_errors.h"
@@ -44,13 +45,8 @@ UpdateCall::Work UpdateCall::WorkOf(const LinkedList& run, int index, const Step
   }
   // An optimizer of the trainer's may have more.
   for (size_t k = 0; k < std::min<size_t>(of.states.size(), optim::kStatesMax); ++k) {
-    const Encoding& encoding = op.operands[kStates + k].encoding;
-    optim::StateArray& state = of.arrays.states[k];
-    state = {.codes = of.states[k], .encoding = encoding};
-    if (encoding.block > 0) {
-      state.scales =
-          reinterpret_cast<float*>(of.states[k] + detail.count() * encoding.code_bytes());
-    }
+    of.arrays.states[k] =
+        optim::PieceAt(of.states[k], op.operands[kStates + k].encoding, detail.count());
   }
   return of;
 }
