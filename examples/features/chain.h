@@ -7,6 +7,7 @@
 //   order.cc         a scope is left out; a root stays open over its layers; segments run again
 //   state.cc         state is read, written and gathered; a run goes on from saved state; gradients
 //                    are read before the update
+//   encodings.cc     optimizer states have 8 bits
 //   engines.cc       two engines use a device in turn; ranks form the worlds of a divided model
 //   optimizer.h      Lion as a trainer's own optimizer
 //   communicator.h   a communicator that calls another one and counts the calls
@@ -61,6 +62,9 @@ absl::Status StepTwice(ebb::Engine& engine, const std::vector<Layer>& chain,
                        const std::vector<Sample>& samples);
 absl::Status LookAtGradients(ebb::Engine& engine, const std::vector<Layer>& chain,
                              const std::vector<Sample>& samples, float& largest_here);
+
+// encodings.cc
+absl::Status TrainWith8BitStates(const ebb::World& world, const std::vector<Sample>& samples);
 
 // engines.cc
 absl::Status TrainTwoEngines(const ebb::World& world, ebb::Engine& policy,
