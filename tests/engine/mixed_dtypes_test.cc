@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <map>
 #include <ostream>
 #include <string>
@@ -259,6 +260,37 @@ TEST(MixedDTypes, Fp16IsTrainedOnlyWhereThereIsALossScale) {
   EXPECT_EQ(RefusalOf(model, DType::kFloat16), "");
   model.parameters[1].trainable = false;
   EXPECT_EQ(RefusalOf(model), "");
+}
+
+// The log of two ranks that create an engine. Elements that train, those of small parameters and all,
+// are added to the counts.
+std::string LogOf(OptimizerStates states, int64_t& small, int64_t& all) {
+  const ModelSpec model = ToyModel({.width = 67}).spec();
+  for (const ParameterSpec& parameter : model.parameters) {
+    if (!parameter.trainable) continue;
+    all += Elements(parameter.shape);
+    if (Elements(parameter.shape) < 4096) small += Elements(parameter.shape);
+  }
+  Config config = ConfigFor({.world = 2, .stage = 1});
+  config.optimizer.states = states;
+  ::testing::internal::CaptureStderr();
+  OnThreads(2, [&](World world) {
+    ASSERT_OK(Engine::Create(world, Device::Cpu(1), model, config).status());
+  });
+  return ::testing::internal::GetCapturedStderr();
+}
+
+TEST(MixedDTypes, WhatKeepsFp32StatesBeside8BitOnesIsLoggedOnce) {
+  int64_t small = 0, all = 0;
+  const std::string log = LogOf(OptimizerStates::k8Bit, small, all);
+  ASSERT_LT(0, small);
+  const std::string line = absl::StrCat("with ", small, " of ", all,
+                                        " elements, are small and keep fp32 states "
+                                        "(optimizer.params.min_8bit_size 4096)");
+  EXPECT_THAT(log, HasSubstr(line));
+  EXPECT_EQ(log.find(line), log.rfind(line));
+  EXPECT_THAT(LogOf(OptimizerStates::kBFloat16, small, all),
+              ::testing::Not(HasSubstr("keep fp32 states")));
 }
 
 }  // namespace

@@ -161,8 +161,9 @@ void Setup::LogMade() const {
       WarnOfFewQueues(StreamsOfDevice(), std::getenv("CUDA_DEVICE_MAX_CONNECTIONS"));
   if (!queues.empty()) LogWarning(absl::StrCat(name, ": ", queues));
   for (const std::string& remark : inputs.config.remarks) LogInfo(absl::StrCat(name, ": ", remark));
-  const std::string apart = WhatPartsDoApart();
+  const std::string apart = WhatPartsDoApart(), whole = WhoKeepsFp32States();
   if (!apart.empty()) LogWarning(absl::StrCat(name, ": ", apart));
+  if (!whole.empty()) LogInfo(absl::StrCat(name, ": ", whole));
   const sharding::Decisions& decided = decisions();
   if (!decided.compared.empty() && inputs.uses_nccl() && inputs.size() > 2 &&
       !inputs.config.ebb.deterministic_reduce) {
@@ -215,6 +216,29 @@ std::string Setup::WhatPartsDoApart() const {
       inputs.verdict.has_value() ? ""
                                  : ", and StepReport::gradient_norm is of the part alone; "
                                    "EngineOptions::verdict mends it");
+}
+
+// Small parameters keep fp32 states beside 8-bit ones (StateBlocks). Empty: no state has 8 bits.
+std::string Setup::WhoKeepsFp32States() const {
+  const ModelSpec& model = with_.inputs.model;
+  const std::vector<Encoding>& encodings = decisions().state_encodings;
+  if (std::none_of(encodings.begin(), encodings.end(),
+                   [](const Encoding& encoding) { return encoding.block > 0; }))
+    return "";
+  int64_t parameters = 0, elements = 0, whole_parameters = 0, whole_elements = 0;
+  for (size_t p = 0; p < model.parameters.size(); ++p) {
+    if (!model.parameters[p].trainable) continue;
+    const int64_t size = Elements(model.parameters[p].shape);
+    ++parameters;
+    elements += size;
+    if (decisions().state_encoding(plan().layout.parameters[p].unit, 0).block > 0) continue;
+    ++whole_parameters;
+    whole_elements += size;
+  }
+  return absl::StrCat("optimizer states have 8 bits; ", whole_parameters, " of ", parameters,
+                      " parameters, with ", whole_elements, " of ", elements,
+                      " elements, are small and keep fp32 states (optimizer.params.min_8bit_size ",
+                      with_.inputs.config.optimizer.min_8bit_size, ")");
 }
 
 // With the trainer's, the one that zeroes memory, the crossings of host streams, and one of NCCL's

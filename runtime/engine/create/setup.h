@@ -35,6 +35,7 @@ class Setup {
   int StreamsOfDevice() const;
   void LogMade() const;
   std::string WhatPartsDoApart() const;
+  std::string WhoKeepsFp32States() const;
   const sharding::Plan& plan() const { return with_.plans.plan(); }
   const sharding::Decisions& decisions() const { return plan().decisions; }
 
