@@ -75,35 +75,43 @@ struct Gpu {
   double link_gb_s;  // 0: no NVLink
   double pcie_gb_s;
   const Host& host;
-  const char* rate;  // the source of `teraflops`
-  const char* link;  // and of `link_gb_s`
+  const char* sheet;  // the vendor's figures of memory and peak
+  const char* rate;   // the source of `teraflops`
+  const char* link;   // and of `link_gb_s`
 };
 constexpr char kNoNvlink[] = "no NVLink: half of pcie_gb_s";
 constexpr char kNcclTests[] = "80% of the wire, as nccl-tests measures it (stas00/ml-engineering)";
+constexpr char kSheet[] = "data sheet",
+               kGa102[] = "NVIDIA Ampere GA102 GPU architecture whitepaper V2.0",
+               kBlackwell[] =
+                   "NVIDIA DGX B200 user guide (1,440 GB of eight); the bus of 7,680 bits and the "
+                   "memory that its driver reports (pytorch/ao, pull request 4002)";
 // Rates of kernels, with attention over half of the positions, of runs without recomputed products
 // that tests/planner/published_runs_test.cc does not compare with. Tokens a second of a GPU:
 // mosaicml/llm-foundry, scripts/train/benchmarking, 2,048 tokens: 4,792 (H100), 2,262 (A100 of 80
 // GB), 9,538 (of 40 GB). IST-DASLab/llmq, 1,024 tokens: 3,900 (L40S) and 17,800 (5090), README;
 // 7,003 (4090), benchmarks/4090x1.md. examples/gpt: bench/results/2026-11-26-h200.md.
 constexpr Gpu kGpus[] = {
-    {"h100", 79.6, 2, 382, 989, 3000, 360, 55, kGen5, "llm-foundry (MPT 13B on 8 H100)",
+    {"h100", 79.6, 2, 382, 989, 3000, 360, 55, kGen5, kSheet, "llm-foundry (MPT 13B on 8 H100)",
      kNcclTests},
-    {"h200", 140.4, 2, 500, 989, 4300, 360, 55, kGen5, "examples/gpt (one H200)", kNcclTests},
-    {"b200", 178.3, 2, 869, 2250, 7200, 720, 55, kGen5,
+    {"h200", 140.4, 2, 500, 989, 4300, 360, 55, kGen5, kSheet, "examples/gpt (one H200)",
+     kNcclTests},
+    {"b200", 178.3, 2, 869, 2250, 6900, 720, 55, kGen5, kBlackwell,
      "an H100 (llm-foundry): the same share of the peak; no run of this GPU is taken", kNcclTests},
-    {"a100-80", 79.3, 2, 180, 312, 1750, 235, 25, kGen4, "llm-foundry (MPT 13B on 8 A100)",
+    {"a100-80", 79.3, 2, 180, 312, 1750, 235, 25, kGen4, kSheet, "llm-foundry (MPT 13B on 8 A100)",
      kNcclTests},
-    {"a100-40", 39.4, 2, 161, 312, 1350, 235, 25, kGen4,
+    {"a100-40", 39.4, 2, 161, 312, 1350, 235, 25, kGen4, kSheet,
      "llm-foundry (MPT 3B on 128 A100 of 40 GB)", kNcclTests},
-    {"l40s", 44.5, 1, 168, 362, 780, 0, 25, kServer, "llmq (Qwen2.5 7B in bf16 on one L40S)",
-     kNoNvlink},
-    {"a6000", 47.5, 1, 72, 155, 690, 0, 25, kServer,
+    {"l40s", 44.5, 1, 168, 362, 780, 0, 25, kServer, "NVIDIA L40S datasheet",
+     "llmq (Qwen2.5 7B in bf16 on one L40S)", kNoNvlink},
+    {"a6000", 47.5, 1, 72, 155, 690, 0, 25, kServer, kGa102,
      "an L40S (llmq): the same share of the peak; no run of this GPU is taken", kNoNvlink},
-    {"rtx4090", 23.6, 1, 133, 165, 900, 0, 25, kDesktop, "llmq (Qwen2.5 3B in bf16 on one 4090)",
-     kNoNvlink},
-    {"rtx3090", 23.6, 1, 57, 71, 840, 0, 25, kDesktop,
+    {"rtx4090", 23.6, 1, 133, 165, 900, 0, 25, kDesktop, kSheet,
+     "llmq (Qwen2.5 3B in bf16 on one 4090)", kNoNvlink},
+    {"rtx3090", 23.6, 1, 57, 71, 840, 0, 25, kDesktop, kGa102,
      "an RTX 4090 (llmq): the same share of the peak; no run of this GPU is taken", kNoNvlink},
     {"rtx5090", 31.4, 1, 170, 209, 1600, 0, 50, kDesktop,
+     "a summary of NVIDIA's RTX Blackwell GPU architecture whitepaper",
      "llmq (Qwen2.5 1.5B in bf16 on four 5090)", kNoNvlink}};
 
 // Other words for the same.
@@ -132,10 +140,10 @@ Machine MachineOf(const Gpu& gpu, int gpus, double part) {
                   .disk_write_gb_s = host.disk_write_gb_s * part,
                   .disk_both_gb_s = host.disk_read_gb_s * part,
                   .disk_tbw = host.disk_tbw * part};
-  const char* const memory =
-      "data sheet; the memory that its driver reports, 86 to 90% of the bandwidth";
+  const std::string memory =
+      absl::StrCat(gpu.sheet, "; the memory that its driver reports, 86 to 90% of the bandwidth");
   machine.sources = {{"gpu_memory", memory},       {"gpu_memory_gb_s", memory},
-                     {"gpu_teraflops", gpu.rate},  {"gpu_peak_teraflops", "data sheet"},
+                     {"gpu_teraflops", gpu.rate},  {"gpu_peak_teraflops", gpu.sheet},
                      {"link_gb_s", gpu.link},      {"pcie_gb_s", "assumed: 79 to 87% of 16 lanes"},
                      {"ram", host.source},         {"disk", host.source},
                      {"network_gb_s", host.source}};
