@@ -19,20 +19,33 @@ absl::Status TooMany(const Pass& pass) {
 
 // Pass::torch.
 absl::StatusOr<Activations> OfTorch(const Model& model, const Pass& pass) {
-  const double tokens = static_cast<double>(pass.sequences) * static_cast<double>(pass.context),
+  const double context = static_cast<double>(pass.context),
+               tokens = static_cast<double>(pass.sequences) * context,
                rounds = static_cast<double>(pass.micro_batches_per_round),
                element = SizeOf(pass.compute), width = static_cast<double>(model.width),
-               loss = 12 * static_cast<double>(model.vocabulary) + (4 + 2 * element) * width;
-  double kept = 0, most = 0, gradients = 0, boundaries = 0;
+               vocabulary = static_cast<double>(model.vocabulary);
+  double kept = 0, most = 0, gradients = 0, boundaries = 0, mask = 0;
+  // Logits in fp32 and their gradients; or logits, and gradients that one kernel writes.
+  double loss = 12 * vocabulary + (4 + 2 * element) * width;
+  if (pass.compiled) {
+    constexpr double kRows = 28;  // of the loss and the last norm
+    loss = 2 * element * vocabulary + element * width + kRows;
+    mask = element * context * context;  // of one sequence
+    boundaries = element * width;        // the embedding's output
+  }
   for (const ModelVisit& visit : model.visits) {
-    const double of_visit = element * static_cast<double>(visit.torch_kept) +
-                            static_cast<double>(visit.torch_kept_bytes);
+    const double of_visit = pass.compiled ? element * static_cast<double>(visit.compiled_kept) +
+                                                static_cast<double>(visit.compiled_kept_bytes)
+                                          : element * static_cast<double>(visit.torch_kept) +
+                                                static_cast<double>(visit.torch_kept_bytes);
     kept += of_visit;
     most = std::max(most, of_visit);
-    gradients = std::max(gradients, element * static_cast<double>(visit.torch_gradients));
+    gradients =
+        std::max(gradients, element * static_cast<double>(pass.compiled ? visit.compiled_gradients
+                                                                        : visit.torch_gradients));
     if (visit.is_block && pass.recompute) boundaries += element * width;
   }
-  const double kept_bytes = pass.recompute ? 0 : tokens * kept * rounds,
+  const double kept_bytes = (pass.recompute ? 0 : tokens * kept * rounds) + mask,
                scratch = tokens * std::max(loss, gradients + (pass.recompute ? most : 0)),
                batch = 8 * tokens * static_cast<double>(pass.micro_batches) +
                        tokens * boundaries * rounds;

@@ -31,7 +31,11 @@
 //   Llama          16w + 4q + 4k + 8f + 4h                           6f + 8w
 //   Qwen 3         also 6q + 6k for the norms of heads; Gemma: also 4w
 //
-// The loss takes 12 bytes for each word of the vocabulary, and the last norm 8w. The peak is where the
+// With Pass::compiled, what torch.compile's partitioner saves for backward, of gated models: 8w + 8q +
+// 6f + 4h (Qwen 3 also 2q + 2k), the embedding's output, a mask of context x context and 4 bytes for
+// each word; gradients in a block's backward 6f + 4w.
+//
+// The eager loss takes 12 bytes for each word of the vocabulary, and the last norm 8w. The peak is where the
 // loss or a block's backward begins.
 #pragma once
 

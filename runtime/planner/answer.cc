@@ -98,7 +98,16 @@ struct PlannedStep {
   sharding::Amounts rates;
 };
 
-absl::StatusOr<PlannedStep> StepOf(const Question& question, const Resolved& resolved) {
+double TokensOfStep(const Question& question, const Pass& pass) {
+  return question.ranks * static_cast<double>(pass.micro_batches) *
+         static_cast<double>(pass.tokens());
+}
+
+// Nothing: it cannot have more than `enough` tokens a second.
+absl::StatusOr<std::optional<PlannedStep>> StepOf(const Question& question,
+                                                  const Resolved& resolved, double enough) {
+  // A few steps that are simulated may overlap those before and after them by this much.
+  constexpr double kOverlap = 1.02;
   PlannedStep step;
   EBB_ASSIGN_OR_RETURN(step.plan, sharding::PlanStep(resolved.Inputs(question.ranks)));
   const Machine& machine = question.machine;
@@ -113,6 +122,9 @@ absl::StatusOr<PlannedStep> StepOf(const Question& question, const Resolved& res
                                    /*caller_awaits_report=*/false));
   step.first = sharding::ListOf(step.plan, /*carrying=*/false);
   step.later = sharding::ListOf(step.plan, /*carrying=*/true);
+  if (enough > 0 && TokensOfStep(question, resolved.pass) * kOverlap <=
+                        enough * sharding::LeastSeconds(step.later, costs))
+    return std::nullopt;
   const OpList* const both[] = {&step.first, &step.later};
   const sharding::Cells cells(both, step.plan);
   for (OpList* list : {&step.first, &step.later}) sharding::DeriveWaits(cells, *list);
@@ -121,9 +133,11 @@ absl::StatusOr<PlannedStep> StepOf(const Question& question, const Resolved& res
   return step;
 }
 
-absl::Status AddTime(const Question& question, const Resolved& resolved, Depth depth,
+absl::Status AddTime(const Question& question, const Resolved& resolved, Depth depth, double enough,
                      Answer& answer) {
-  EBB_ASSIGN_OR_RETURN(PlannedStep step, StepOf(question, resolved));
+  EBB_ASSIGN_OR_RETURN(std::optional<PlannedStep> planned, StepOf(question, resolved, enough));
+  if (!planned) return absl::OkStatus();
+  PlannedStep& step = *planned;
   const Pass& pass = resolved.pass;
   answer.memory = sharding::PredictMemory(step.plan.table.bytes);
   StepTime time;
@@ -134,8 +148,7 @@ absl::Status AddTime(const Question& question, const Resolved& resolved, Depth d
   const double seconds = step.simulated.seconds_per_step,
                micro_batches = static_cast<double>(pass.micro_batches);
   if (seconds > 0) {
-    time.tokens_per_second =
-        question.ranks * micro_batches * static_cast<double>(pass.tokens()) / seconds;
+    time.tokens_per_second = TokensOfStep(question, pass) / seconds;
     time.flops_per_second = micro_batches * FlopsOf(question.model, pass) / seconds;
   }
   if (depth == Depth::kTimeAndPeak)
@@ -158,7 +171,7 @@ void SumUp(const Machine& machine, int ranks, Answer& answer) {
   if (machine.is_cpu) answer.room[1] = std::max<int64_t>(0, answer.room[0] - device);
 }
 
-absl::Status Fill(const Question& question, Depth depth, Answer& answer) {
+absl::Status Fill(const Question& question, Depth depth, double enough, Answer& answer) {
   EBB_ASSIGN_OR_RETURN(const Resolved resolved, Resolve(question, answer));
   EBB_ASSIGN_OR_RETURN(answer.activations, ActivationsOf(question.model, resolved.pass));
   EBB_ASSIGN_OR_RETURN(const sharding::Table table,
@@ -166,7 +179,7 @@ absl::Status Fill(const Question& question, Depth depth, Answer& answer) {
   answer.memory = sharding::PredictMemory(table.bytes);
   SumUp(question.machine, question.ranks, answer);
   if (depth == Depth::kMemory || !answer.fits()) return absl::OkStatus();
-  EBB_RETURN_IF_ERROR(AddTime(question, resolved, depth, answer));
+  EBB_RETURN_IF_ERROR(AddTime(question, resolved, depth, enough, answer));
   SumUp(question.machine, question.ranks, answer);
   return absl::OkStatus();
 }
@@ -287,9 +300,15 @@ std::string Answer::lacks() const {
   return text;
 }
 
-Answer AnswerFor(const Question& question, const Config& config, bool recompute, Depth depth) {
+bool UpdatesEarly(const Config& config) {
+  return config.ebb.asynchronous_step == AsynchronousStep::kAuto && config.gradient_clipping == 0 &&
+         !config.checks_overflow();
+}
+
+Answer AnswerFor(const Question& question, const Config& config, bool recompute, Depth depth,
+                 double enough) {
   Answer answer{.choice = ChoiceOf(config, recompute), .config = config};
-  answer.refused = Fill(question, depth, answer);
+  answer.refused = Fill(question, depth, enough, answer);
   return answer;
 }
 
@@ -332,7 +351,9 @@ double DaysOfDisks(const Answer& answer, const Machine& machine, int ranks) {
 
 absl::Status WriteTrace(const Question& question, const Answer& answer, const std::string& path) {
   EBB_ASSIGN_OR_RETURN(const Resolved resolved, Resolve(question, answer));
-  EBB_ASSIGN_OR_RETURN(const PlannedStep step, StepOf(question, resolved));
+  EBB_ASSIGN_OR_RETURN(const std::optional<PlannedStep> planned,
+                       StepOf(question, resolved, /*enough=*/0));
+  const PlannedStep& step = *planned;
   std::vector<Timeline::Span> spans;
   std::set<std::string> names;  // spans refer to them
   for (const sharding::SimulatedSpan& span : step.simulated.spans) {

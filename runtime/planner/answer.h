@@ -86,10 +86,15 @@ struct Answer {
   std::string lacks() const;     // "needs 120.3 of 77.6 GiB on the GPU"; "": it fits
 };
 
+// Whether a unit is updated as soon as its gradient is reduced: nothing waits for all gradients.
+bool UpdatesEarly(const Config& config);
+
 enum class Depth { kMemory, kTime, kTimeAndPeak };
 Answer AnswerFor(const Question& question, const Choice& choice, Depth depth);
-// The answer for a whole config.
-Answer AnswerFor(const Question& question, const Config& config, bool recompute, Depth depth);
+// The answer for a whole config. It has no time if its resources alone (sharding::LeastSeconds)
+// allow no more than `enough` tokens a second.
+Answer AnswerFor(const Question& question, const Config& config, bool recompute, Depth depth,
+                 double enough = 0);
 
 // The keys to change so that an answer fits into the machine's memory and disks, from the search
 // that also advises in the errors of memory caps, and the answer with them, if any fits.

@@ -24,6 +24,8 @@ std::string Text(std::string_view text) {
   return std::string(text);
 }
 
+constexpr const char* kStatesWords[] = {"fp32", "bf16", "8bit"};  // by OptimizerStates
+
 Json JsonOf(const Choice& choice) {
   return {{"stage", choice.stage},
           {"parameters", Text(Name(choice.parameters))},
@@ -111,6 +113,13 @@ Json JsonOf(const std::optional<LargerBatch>& larger) {
           {"recompute", larger->answer.choice.recompute}};
 }
 
+Json JsonOf(const Question& question, const std::optional<SmallStates>& small) {
+  if (!small) return nullptr;
+  return {{"change", small->keys},
+          {"changes_the_training", kWhatSmallStatesChange},
+          {"answer", JsonOf(question, small->answer)}};
+}
+
 Json JsonOf(const std::optional<Change>& change) {
   if (!change) return nullptr;
   return {{"change", change->what}, {"tokens_per_second", change->tokens_per_second}};
@@ -140,18 +149,20 @@ std::string Escaped(std::string_view text) {
 
 std::string AnswersAsJson(const Question& question, std::span<const Answer> answers,
                           const Advised& advised) {
-  Json json = {{"model",
-                {{"name", question.model.name},
-                 {"parameters", question.model.parameters()},
-                 {"trained_parameters", question.model.trained_parameters()},
-                 {"units", question.model.units.size()},
-                 {"operations_are_estimated", question.model.context == 0}}},
-               {"machine", Json::parse(ToJson(question.machine))},
-               {"ranks", question.ranks},
-               {"dtype", Text(Name(question.config.compute))},
-               {"context", question.pass.context},
-               {"micro_batch_size", question.config.micro_batch_size},
-               {"micro_batches", question.config.gradient_accumulation_steps}};
+  Json json = {
+      {"model",
+       {{"name", question.model.name},
+        {"parameters", question.model.parameters()},
+        {"trained_parameters", question.model.trained_parameters()},
+        {"units", question.model.units.size()},
+        {"operations_are_estimated", question.model.context == 0}}},
+      {"machine", Json::parse(ToJson(question.machine))},
+      {"ranks", question.ranks},
+      {"dtype", Text(Name(question.config.compute))},
+      {"optimizer_states", kStatesWords[static_cast<int>(question.config.optimizer.states)]},
+      {"context", question.pass.context},
+      {"micro_batch_size", question.config.micro_batch_size},
+      {"micro_batches", question.config.gradient_accumulation_steps}};
   if (!question.model.trains.empty()) json["model"]["trains"] = question.model.trains;
   if (!question.model.stored_bytes.empty())
     json["model"]["stored_bytes"] = question.model.stored_bytes;
@@ -164,7 +175,8 @@ std::string AnswersAsJson(const Question& question, std::span<const Answer> answ
   if (question.sequences > 0)
     json["step_tokens"] = question.sequences_of_rank() * question.ranks * question.pass.context;
   if (question.tokens > 0) json["tokens"] = question.tokens;
-  json["activations_of"] = question.pass.torch                  ? "torch"
+  json["activations_of"] = question.pass.compiled               ? "torch-compiled"
+                           : question.pass.torch                ? "torch"
                            : question.pass.own_activations >= 0 ? "given"
                                                                 : "gpt";
   json["hosts"] = question.hosts();
@@ -181,6 +193,9 @@ std::string AnswersAsJson(const Question& question, std::span<const Answer> answ
   }
   json["best_change"] = JsonOf(advised.change);
   json["larger_batch"] = JsonOf(advised.larger_batch);
+  json["small_states"] = JsonOf(question, advised.small_states);
+  for (const Answer& answer : advised.with_small_states)
+    json["answers_with_small_states"].push_back(JsonOf(question, answer));
   json["remedy"] = advised.remedy.empty() ? Json() : Json(advised.remedy);
   json["best_purchase"] = JsonOf(advised.purchase);
   return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";

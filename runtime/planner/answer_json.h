@@ -9,6 +9,7 @@
 
 #include "ebb/runtime/planner/answer.h"
 #include "ebb/runtime/planner/offers.h"
+#include "ebb/runtime/planner/small_states.h"
 
 namespace ebb::planner {
 
@@ -19,6 +20,8 @@ struct Advised {
   std::optional<Quantity> largest = {};  // the question has the largest that fits
   int64_t most = 0;                      // Largest::most
   std::optional<LargerBatch> larger_batch = {};
+  std::optional<SmallStates> small_states = {};
+  std::vector<Answer> with_small_states = {};  // of all choices, if they are asked for
   // The largest with states in each place, by the tier's name.
   std::vector<std::pair<Tier, int64_t>> most_of_states = {};
 };

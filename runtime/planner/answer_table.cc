@@ -317,8 +317,25 @@ std::string EfficiencyText(const Machine& machine) {
                          100 * machine.gpu_teraflops / machine.gpu_peak_teraflops, source->second);
 }
 
+// How optimizer states are kept, if not in fp32.
+std::string StatesText(const Config& config) {
+  switch (config.optimizer.states) {
+    case OptimizerStates::kFloat32:
+      return "";
+    case OptimizerStates::kBFloat16:
+      return "optimizer states in bf16\n";
+    case OptimizerStates::k8Bit:
+      break;
+  }
+  return absl::StrCat("optimizer states of 8 bits",
+                      config.ebb.split_master ? ", split masters" : "",
+                      config.gradient_clipping == 0 ? ", gradients not clipped" : "",
+                      UpdatesEarly(config) ? ", updates as gradients come" : "", "\n");
+}
+
 // Whose activations are counted.
 std::string ActivationsText(const Pass& pass) {
+  if (pass.compiled) return "activations as torch.compile keeps them, with SDPA\n";
   if (pass.torch) return "activations as eager torch keeps them, with SDPA\n";
   if (pass.own_activations < 0)
     return "activations as examples/gpt keeps them (--activations torch: as eager torch does)\n";
@@ -359,8 +376,8 @@ std::string TitleOf(const Question& question) {
                          question.model.context > 0 ? ""
                                                     : "; its operations are estimated from its "
                                                       "matrices") +
-         TrainedText(question.model) + StoredText(question.model) + ActivationsText(question.pass) +
-         EfficiencyText(question.machine);
+         TrainedText(question.model) + StoredText(question.model) + StatesText(question.config) +
+         ActivationsText(question.pass) + EfficiencyText(question.machine);
 }
 
 std::vector<const Answer*> ShownAnswers(std::span<const Answer> answers, const Answer* marked,

@@ -62,6 +62,8 @@ struct ModelVisit {
   // Eager torch keeps (activations.h): elements, other bytes, and elements of gradients while
   // its backward computes. 0: not known.
   int64_t torch_kept = 0, torch_kept_bytes = 0, torch_gradients = 0;
+  // Likewise torch.compile.
+  int64_t compiled_kept = 0, compiled_kept_bytes = 0, compiled_gradients = 0;
   // Elements in use while it computes, in memory that all visits share.
   int64_t scratch = 0, scratch_a_position = 0;
 };
@@ -95,7 +97,8 @@ struct Pass {
   int64_t micro_batches_per_round = 1;
   bool recompute = false;       // backward computes a block's forward again
   bool fused_attention = true;  // scores are never in memory
-  bool torch = false;           // the trainer is eager torch, not one like examples/gpt
+  bool torch = false;           // the trainer is torch, not one like examples/gpt
+  bool compiled = false;        // and torch.compile's, not eager
   bool whole_logits = false;    // else in chunks that fit in a block's scratch
   int64_t own_activations =
       -1;  // bytes that a trainer declares instead of the model of activations.h; -1: none

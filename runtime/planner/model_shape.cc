@@ -259,6 +259,14 @@ void AddTorch(const ModelShape& s, int64_t hidden, int64_t attended, ModelVisit&
     visit.torch_kept += s.learned_positions ? 5 * inside + 2 * s.width : 2 * inside;
   }
   visit.torch_gradients = s.gated ? 3 * inside + 4 * s.width : 2 * inside + s.width;
+  if (!s.gated || s.key_value_rank > 0 || s.experts > 1) return;
+  // Keys and values are repeated for each head.
+  const bool norms_heads = s.query_norms || s.whole_query_norms;
+  visit.compiled_kept = 4 * s.width + 3 * s.queries() + attended + 3 * inside +
+                        (norms_heads ? s.queries() + s.keys() : 0);
+  visit.compiled_kept_bytes = 4 * s.heads + 4 * std::max<int64_t>(2, s.block_norms) +
+                              (norms_heads ? 4 * (s.heads + s.key_value_heads) : 0);
+  visit.compiled_gradients = 3 * inside + 2 * s.width;
 }
 
 ModelVisit VisitOfBlock(const ModelShape& s, int unit, int64_t layer) {

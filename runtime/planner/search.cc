@@ -9,20 +9,12 @@
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/config/difference.h"
-#include "ebb/runtime/device/cores.h"
-#include "ebb/runtime/device/thread_team.h"
+#include "ebb/runtime/planner/trials.h"
 
 namespace ebb::planner {
 namespace {
 
 using sharding::Resource;
-
-// A change must make the step faster by more than this factor.
-constexpr double kWorthIt = 1.005;
-
-double Speed(const Answer& answer) {
-  return answer.fits() && answer.time ? answer.time->tokens_per_second : 0;
-}
 
 std::vector<Tier> TiersOf(const Machine& machine) {
   std::vector<Tier> tiers = {Tier::kDevice};
@@ -82,22 +74,14 @@ absl::StatusOr<Question> With(const Question& question, Quantity quantity, int64
   return changed;
 }
 
-// Several answers are computed at a time. An answer of 700 blocks takes 0.8 GB.
-std::vector<Answer> AnswersOf(size_t count, const std::function<Answer(size_t)>& answer) {
-  if (count == 0) return {};
-  std::vector<Answer> answers(count);
-  constexpr int kAtOnce = 8;
-  const int parts = static_cast<int>(count);
-  ThreadTeam team(std::min({CoreShare::Cores(), kAtOnce, parts}), /*parts_per_thread=*/parts);
-  team.Run(parts, /*grain=*/1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) answers[i] = answer(static_cast<size_t>(i));
-  });
-  return answers;
+Answer AnswerOfPlaces(const Question& question, const Config& config, bool recompute, Depth depth) {
+  return AnswerFor(question, WithGradients(question, config, recompute), recompute, depth);
 }
 
-std::vector<Answer> AnswersOf(const Question& question, std::span<const Choice> choices) {
-  return AnswersOf(choices.size(),
-                   [&](size_t i) { return AnswerFor(question, choices[i], Depth::kTime); });
+std::vector<Answer> AnswersOfAll(const Question& question, std::span<const Choice> choices) {
+  return AnswersOf(choices.size(), [&](size_t i) {
+    return AnswerOfPlaces(question, question.With(choices[i]), choices[i].recompute, Depth::kTime);
+  });
 }
 
 std::vector<int64_t> DivisorsOf(int64_t number) {
@@ -132,28 +116,11 @@ bool RoundsCost(const Choice& choice) {
   return choice.stage >= 2 || choice.states != Tier::kDevice;
 }
 
-// A configuration that may be faster, and the question that it answers.
-struct Try {
-  std::string what;
-  const Question* question = nullptr;
-  Config config;
-  bool recompute = false;
-};
-
-// The try with the fastest answer, if that is faster than `from`.
-std::optional<Change> FastestOf(const std::vector<Try>& tries, const Answer& from) {
-  const std::vector<Answer> answers = AnswersOf(tries.size(), [&](size_t i) {
-    return AnswerFor(*tries[i].question, tries[i].config, tries[i].recompute, Depth::kTime);
-  });
-  std::optional<Change> best;
-  double least = Speed(from) * kWorthIt;
-  for (size_t i = 0; i < tries.size(); ++i) {
-    const double speed = Speed(answers[i]);
-    if (speed <= least) continue;
-    best = Change{.what = tries[i].what, .tokens_per_second = speed};
-    least = speed;
-  }
-  return best;
+// The change of the fastest try, if that is faster than `from`.
+std::optional<Change> ChangeOf(std::span<const Try> tries, const Answer& from) {
+  const std::optional<Tried> best = FastestOf(tries, SpeedOf(from) * kWorthIt);
+  if (!best) return std::nullopt;
+  return Change{.what = tries[best->number].what, .tokens_per_second = SpeedOf(best->answer)};
 }
 
 // The settings of `like` for another model, context or batch.
@@ -169,6 +136,22 @@ Answer AnswerLike(const Question& question, const Answer& like, Depth depth) {
 }
 
 }  // namespace
+
+Config WithGradients(const Question& question, Config config, bool recompute) {
+  const Tier states = config.optimizer_tier();
+  const int64_t of_round = config.ebb.micro_batches_per_round,
+                micro_batches = config.gradient_accumulation_steps;
+  if (!UpdatesEarly(config) || states == Tier::kDevice || config.ebb.offload_gradients ||
+      (micro_batches > 1 && of_round != 0 && of_round != micro_batches))
+    return config;
+  for (const Tier tier : {Tier::kDevice, Tier::kCpu, Tier::kNvme}) {
+    if (tier == Tier::kNvme && states != Tier::kNvme) break;
+    Config placed = config;
+    if (tier != Tier::kCpu) placed.ebb.offload_gradients = tier;  // RAM is the default
+    if (AnswerFor(question, placed, recompute, Depth::kMemory).fits()) return placed;
+  }
+  return config;
+}
 
 std::vector<Choice> Choices(const Question& question) {
   const std::vector<Tier> tiers = TiersOf(question.machine);
@@ -199,8 +182,8 @@ Answer AnswerForBatch(const Question& question, const Choice& choice, Depth dept
   if (const int64_t given = question.micro_batch; given > 0)
     all = std::max<int64_t>(1, all / given) * given;
   const auto answer = [&](int64_t sequences, int64_t of_round, Depth of) {
-    return AnswerFor(question, WithBatch(config, sequences, all / sequences, of_round),
-                     choice.recompute, of);
+    return AnswerOfPlaces(question, WithBatch(config, sequences, all / sequences, of_round),
+                          choice.recompute, of);
   };
   const auto fits = [&](int64_t sequences, int64_t of_round) {
     return answer(sequences, of_round, Depth::kMemory).fits();
@@ -226,7 +209,7 @@ Answer AnswerForBatch(const Question& question, const Choice& choice, Depth dept
   Answer best;
   for (const auto& [sequences, of_round] : tries) {
     Answer tried = answer(sequences, of_round, Depth::kTime);
-    if (Speed(tried) > Speed(best) * kWorthIt) best = std::move(tried);
+    if (SpeedOf(tried) > SpeedOf(best) * kWorthIt) best = std::move(tried);
   }
   return depth == Depth::kTimeAndPeak ? AnswerFor(question, best.config, choice.recompute, depth)
                                       : best;
@@ -234,7 +217,7 @@ Answer AnswerForBatch(const Question& question, const Choice& choice, Depth dept
 
 std::vector<Answer> AnswerAll(const Question& question) {
   const std::vector<Choice> choices = Choices(question);
-  if (question.sequences == 0) return AnswersOf(question, choices);
+  if (question.sequences == 0) return AnswersOfAll(question, choices);
   return AnswersOf(choices.size(),
                    [&](size_t i) { return AnswerForBatch(question, choices[i], Depth::kTime); });
 }
@@ -271,16 +254,16 @@ std::optional<LargerBatch> FindLargerBatch(const Question& question, const Answe
       choices.size(), [&](size_t i) { return AnswerForBatch(larger, choices[i], Depth::kTime); });
   const Answer* const best = Fastest(answers);
   constexpr double kMuch = 1.05;
-  if (best == nullptr || Speed(*best) <= Speed(from) * kMuch) return std::nullopt;
+  if (best == nullptr || SpeedOf(*best) <= SpeedOf(from) * kMuch) return std::nullopt;
   return LargerBatch{.tokens = larger.sequences * question.pass.context, .answer = *best};
 }
 
 const Answer* Fastest(std::span<const Answer> answers) {
   double most = 0;
-  for (const Answer& answer : answers) most = std::max(most, Speed(answer));
+  for (const Answer& answer : answers) most = std::max(most, SpeedOf(answer));
   if (most == 0) return nullptr;
   return &*std::find_if(answers.begin(), answers.end(),
-                        [&](const Answer& answer) { return Speed(answer) * kWorthIt >= most; });
+                        [&](const Answer& answer) { return SpeedOf(answer) * kWorthIt >= most; });
 }
 
 std::optional<Change> BestChange(const Question& question, const Answer& from) {
@@ -301,6 +284,17 @@ std::optional<Change> BestChange(const Question& question, const Answer& from) {
     other.*setting = value;
     if (!(other == choice)) add(asked.With(other));
   };
+  // First, because few others are faster, and those are then not simulated.
+  const auto twice = [&](int64_t Config::*batch) {
+    Config config = from.config;
+    config.*batch = std::max<int64_t>(1, config.*batch) * 2;
+    config.train_batch_size *= 2;
+    add(config, " (a larger batch, which trains differently)");
+  };
+  if (question.sequences == 0) {
+    if (!has_own_activations) twice(&Config::micro_batch_size);
+    twice(&Config::gradient_accumulation_steps);
+  }
   for (int stage = 0; stage <= 3; ++stage) choose(&Choice::stage, stage);
   for (const Tier tier : TiersOf(question.machine)) {
     for (Tier Choice::*const of : {&Choice::parameters, &Choice::states, &Choice::boundaries})
@@ -311,16 +305,6 @@ std::optional<Change> BestChange(const Question& question, const Answer& from) {
     tries.back().recompute = !choice.recompute;
     tries.back().what = choice.recompute ? "keeping activations, not recomputing"
                                          : "recomputing blocks in backward";
-  }
-  const auto twice = [&](int64_t Config::*batch) {
-    Config config = from.config;
-    config.*batch = std::max<int64_t>(1, config.*batch) * 2;
-    config.train_batch_size *= 2;
-    add(config, " (a larger batch, which trains differently)");
-  };
-  if (question.sequences == 0) {
-    if (!has_own_activations) twice(&Config::micro_batch_size);
-    twice(&Config::gradient_accumulation_steps);
   }
   Config config = from.config;
   for (const int64_t of_round : {0, 1}) {
@@ -347,7 +331,7 @@ std::optional<Change> BestChange(const Question& question, const Answer& from) {
     config.ebb.reshard_after_forward = false;
     add(config);
   }
-  return FastestOf(tries, from);
+  return ChangeOf(tries, from);
 }
 
 std::optional<Change> BestPurchase(const Question& question, const Answer& from) {
@@ -369,13 +353,20 @@ std::optional<Change> BestPurchase(const Question& question, const Answer& from)
        {&Machine::disk_read_gb_s, &Machine::disk_write_gb_s, &Machine::disk_both_gb_s}},
       {"the cores", {Resource::kCores}, {&Machine::cores}}};
   if (question.machine.is_cpu) parts.back().rates.push_back(&Machine::gpu_teraflops);
-  const auto is_critical = [&](Resource resource) {
-    return from.time->simulated.critical.resources[static_cast<int>(resource)] > 0;
+  const auto critical_seconds = [&](const Part& part) {
+    double seconds = 0;
+    for (const Resource resource : part.resources)
+      seconds += from.time->simulated.critical.resources[static_cast<int>(resource)];
+    return seconds;
   };
   std::list<Question> with;
   std::vector<Try> tries;
+  // First what the step waits for most, because the others are then mostly not simulated.
+  std::stable_sort(parts.begin(), parts.end(), [&](const Part& a, const Part& b) {
+    return critical_seconds(a) > critical_seconds(b);
+  });
   for (const Part& part : parts) {
-    if (std::none_of(part.resources.begin(), part.resources.end(), is_critical)) continue;
+    if (critical_seconds(part) <= 0) break;
     Question& richer = with.emplace_back(question);
     for (double Machine::*const rate : part.rates) richer.machine.*rate *= 2;
     tries.push_back({.what = absl::StrCat("twice ", part.name),
@@ -383,7 +374,7 @@ std::optional<Change> BestPurchase(const Question& question, const Answer& from)
                      .config = from.config,
                      .recompute = from.choice.recompute});
   }
-  return FastestOf(tries, from);
+  return ChangeOf(tries, from);
 }
 
 absl::StatusOr<Largest> FindLargest(const Question& question, Quantity quantity,
@@ -449,7 +440,7 @@ absl::StatusOr<Largest> FindLargest(const Question& question, Quantity quantity,
     found.answer = AnswerLike(found.question, found.answer, Depth::kTime);
   } else {
     // The fastest of all choices that fit with it.
-    const std::vector<Answer> answers = AnswersOf(found.question, choices);
+    const std::vector<Answer> answers = AnswersOfAll(found.question, choices);
     if (const Answer* const best = Fastest(answers)) found.answer = *best;
   }
   return found;

@@ -18,6 +18,10 @@ namespace ebb::planner {
 // has a disk.
 std::vector<Choice> Choices(const Question& question);
 
+// Updates that are early, and take a step's only round, need no gradients in RAM: the first of the
+// device, RAM and NVMe that fits. Others: as the config says.
+Config WithGradients(const Question& question, Config config, bool recompute);
+
 // The fastest way to cut the question's sequences into micro-batches and rounds: the largest
 // micro-batch that fits, alone in a round, with others in it, or all of a step in one round.
 Answer AnswerForBatch(const Question& question, const Choice& choice, Depth depth);

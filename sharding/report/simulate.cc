@@ -162,6 +162,22 @@ absl::StatusOr<Simulated> Simulate(const Cells& cells, const OpList& first, cons
   return result;
 }
 
+double LeastSeconds(const OpList& later, const Costs& costs) {
+  const Amounts rates = costs.rates();
+  std::array<double, kResources> seconds = {};
+  for (int index = 0; index < later.size(); ++index) {
+    const bool repeats =
+        later.again > 0 && index >= later.round_begins[0] && index < later.round_begins[1];
+    const Cost cost = costs.Of(later.ops[index]);
+    for (int r = 0; r < kResources; ++r) {
+      const auto resource = static_cast<Resource>(r);
+      if (cost.amounts[resource] > 0)
+        seconds[r] += (repeats ? 1 + later.again : 1) * cost.amounts[resource] / rates[resource];
+    }
+  }
+  return *std::max_element(seconds.begin(), seconds.end());
+}
+
 absl::StatusOr<Simulated> Simulate(const Plan& plan, const Costs& costs, int steps) {
   OpList first = ListOf(plan, /*carrying=*/false), later = ListOf(plan, /*carrying=*/true);
   const OpList* const both[] = {&first, &later};

@@ -62,6 +62,9 @@ inline constexpr int kSimulatedAgain = 16, kSimulatedAgainMost = 256;
 // or not a number, or ask for a resource without a positive rate.
 absl::StatusOr<Simulated> Simulate(const Cells& cells, const OpList& first, const OpList& later,
                                    const Costs& costs, int steps = kSimulatedSteps);
+// No step takes less: the seconds of the resource that its list uses most, at the full rate.
+double LeastSeconds(const OpList& later, const Costs& costs);
+
 // Steps of a plan. Each but the first carries updates of the step before.
 absl::StatusOr<Simulated> Simulate(const Plan& plan, const Costs& costs,
                                    int steps = kSimulatedSteps);

@@ -68,6 +68,27 @@ TEST(Batch, TheCutIsTheFastest) {
   }
 }
 
+// A try that is not simulated, because its resources alone take too long, is not faster.
+TEST(Trials, ABoundIsNeverBelowTheSpeed) {
+  for (const char* machine : {"rtx4090-64gb", "4xl40s"}) {
+    Question question = QuestionOf("gpt2-xl", machine, machine[0] == '4' ? 4 : 1, 0);
+    for (const int64_t micro_batches : {1, 6}) {
+      question.config.gradient_accumulation_steps = micro_batches;
+      for (const Choice& choice : Choices(question)) {
+        const Config config = question.With(choice);
+        const auto answer = [&](double enough) {
+          return AnswerFor(question, config, choice.recompute, Depth::kTime, enough);
+        };
+        const Answer whole = answer(0);
+        if (!whole.time) continue;
+        const double speed = whole.time->tokens_per_second;
+        EXPECT_TRUE(answer(0.999 * speed).time) << machine << ": " << WordsOf(whole);
+        EXPECT_FALSE(answer(100 * speed).time) << machine << ": " << WordsOf(whole);
+      }
+    }
+  }
+}
+
 TEST(Batch, AGivenMicroBatchIsKept) {
   Question question = QuestionOf("gpt2", "8xh100", 8, 64);
   question.micro_batch = 2;

@@ -108,6 +108,42 @@ TEST(Activations, EveryClassOfAPlanIsThatOfGptsPlan) {
   }
 }
 
+// Korthikanti et al. (arXiv 2205.05198), table 2, without tensor parallelism: a layer of width h and a
+// heads keeps s b h (34 + 5 a s / h) bytes for b sequences of s tokens, and recomputed 2 s b h. Backward
+// here computes the outputs of two norms (4) and of the activation function (8) again, and there is no
+// dropout (masks 2; of attention 3 of the 5). Their models of 22, 175, 530 and 1,000 billion.
+TEST(Activations, AreThoseOfKorthikantisTableWithoutWhatIsComputedAgain) {
+  constexpr int64_t kSizes[][3] = {
+      {48, 6144, 64}, {96, 12288, 96}, {105, 20480, 128}, {128, 25600, 160}};
+  constexpr int64_t kTokens = 2048, kSequences = 4;
+  for (const auto& [layers, width, heads] : kSizes) {
+    const Model model = planner::ModelOf(*Complete(ModelShape::Gpt2({.name = "gpt",
+                                                                     .layers = layers,
+                                                                     .width = width,
+                                                                     .heads = heads,
+                                                                     .vocabulary = 51200,
+                                                                     .context = kTokens,
+                                                                     .tied_head = true})));
+    Pass pass{.sequences = kSequences, .context = kTokens};
+    // In bytes of a layer, by s b h: what it keeps, and its input.
+    const auto of_layer = [&] {
+      const Activations found = *ActivationsOf(model, pass);
+      const double kept =
+          static_cast<double>(found.kept) / (pass.recompute ? 1.0 : static_cast<double>(layers));
+      return (kept + static_cast<double>(found.boundary)) /
+             static_cast<double>(kTokens * kSequences * width);
+    };
+    constexpr double kPaper = 34, kComputedAgain = 4 + 8, kMasks = 2, kRows = 0.01;
+    const double fused = of_layer(),
+                 per_head = static_cast<double>(heads * kTokens) / static_cast<double>(width);
+    EXPECT_NEAR(fused, kPaper - kComputedAgain - kMasks, kRows * kPaper) << width;
+    pass.fused_attention = false;
+    EXPECT_NEAR(of_layer() - fused, (5 - 3) * per_head, kRows * per_head) << width;
+    pass.recompute = true;
+    EXPECT_EQ(ActivationsOf(model, pass)->boundary, 2 * kTokens * kSequences * width);
+  }
+}
+
 TEST(Activations, RecomputingKeepsOneBlockAndUnfusedAttentionItsScores) {
   const Model model = planner::ModelOf(*ShapeOfName("llama-2-7b"));
   const Pass pass{.sequences = 2, .context = 4096};

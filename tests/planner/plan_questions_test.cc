@@ -123,6 +123,63 @@ TEST_F(Questions, WhoseKernelsAreSimulated) {
   ExpectRefused("--model gpt2 --efficiency 0.5 --machine " + own, "gpu_peak_teraflops");
 }
 
+// A parameter takes 2 bytes, 2 of its master and 2.03 of moments of 8 bits. That trains differently,
+// so it is offered, not chosen.
+TEST_F(Questions, EightBillionTrainInSixtyFourGigabytesOfRam) {
+  const std::string question = "--model llama-3-8b --machine rtx4090-64gb";
+  const auto json = Json(question);
+  EXPECT_EQ(json["optimizer_states"], "fp32");
+  EXPECT_EQ(json["chosen"]["states"], "nvme");
+  EXPECT_FALSE(json.contains("answers_with_small_states"));
+  const auto& answer = json["small_states"]["answer"];
+  EXPECT_TRUE(answer["fits"]);
+  EXPECT_EQ(answer["bytes"]["nvme"], 0);
+  const double of_parameter = answer["bytes"]["cpu"].get<double>() / 8.03e9;
+  EXPECT_GT(of_parameter, 6.0);
+  EXPECT_LT(of_parameter, 6.1);
+  EXPECT_GT(answer["tokens_per_second"], 8 * json["chosen"]["tokens_per_second"].get<double>());
+  const auto keys = nlohmann::json::parse(std::string(json["small_states"]["change"]));
+  EXPECT_EQ(keys["optimizer"]["params"]["states"], "8bit");
+  EXPECT_EQ(keys["gradient_clipping"], 0);
+  EXPECT_EQ(keys["ebb"]["split_master"], true);
+}
+
+// The flag chooses them. The file that it writes has the same answer.
+TEST_F(Questions, SmallStatesAreChosenWhereTheyAreAskedFor) {
+  const std::string question = "--model gpt2-xl --machine 1xrtx4090";
+  const std::string printed = Run(question).printed;
+  EXPECT_THAT(printed, HasSubstr("A change of the training: {"));
+  EXPECT_THAT(printed, HasSubstr("neither clipped nor checked"));
+  EXPECT_THAT(Run(question + " --small-states --write " + Path("small.json")).printed,
+              HasSubstr("optimizer states of 8 bits, split masters, gradients not clipped"));
+  const auto written = Json(question + " --config " + Path("small.json"));
+  EXPECT_EQ(written["optimizer_states"], "8bit");
+  EXPECT_EQ(written["small_states"], nullptr);
+}
+
+TEST_F(Questions, AllAlsoPrintsSmallStates) {
+  const std::string question = "--model gpt2-xl --machine 1xrtx4090 --all";
+  const auto json = Json(question);
+  EXPECT_EQ(json["answers_with_small_states"].size(), json["answers"].size());
+  EXPECT_EQ(json["optimizer_states"], "fp32");
+  EXPECT_THAT(Run(question).printed, HasSubstr("With --small-states, which trains differently:"));
+}
+
+TEST_F(Questions, WhoseActivationsAreCounted) {
+  const std::string question = "--model llama-3-8b --stage 3";
+  const auto bytes = [&](const std::string& activations) {
+    const auto json = Json(question + activations);
+    return json["chosen"]["classes"]["device"]["workspace"].get<int64_t>();
+  };
+  const int64_t eager = bytes(" --activations torch"),
+                compiled = bytes(" --activations torch-compiled");
+  EXPECT_GT(eager, 1.2 * static_cast<double>(compiled));
+  EXPECT_EQ(Json(question + " --activations torch-compiled")["activations_of"], "torch-compiled");
+  EXPECT_THAT(Run(question + " --activations torch-compiled").printed,
+              HasSubstr("activations as torch.compile keeps them"));
+  ExpectRefused("--model gpt2 --activations torch-compiled", "a model like Llama");
+}
+
 TEST_F(Questions, WhatOtherProgramsDoIsSaidWhereItMatters) {
   EXPECT_THAT(Run("--model llama-3-70b --ranks 64").printed,
               HasSubstr("Other programs also cut such a model over tensor and pipeline ranks"));

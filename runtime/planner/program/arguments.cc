@@ -18,6 +18,7 @@
 #include "ebb/runtime/planner/model_shape.h"
 #include "ebb/runtime/planner/named_machines.h"
 #include "ebb/runtime/planner/program/model_arguments.h"
+#include "ebb/runtime/planner/small_states.h"
 
 namespace ebb::planner {
 namespace {
@@ -43,7 +44,7 @@ struct Given {
   std::optional<DType> dtype;
   std::optional<Quantity> largest;
   bool recompute = false, unfused = false, whole_logits = false, list = false, all = false,
-       json = false, show_machine = false;
+       json = false, show_machine = false, small_states = false;
   Arguments::Files files;
 
   bool asks() const {
@@ -148,7 +149,7 @@ absl::StatusOr<Config> ConfigOf(const Given& given, const Model& model) {
         std::max(config.zero.max_live_parameters, 4 * model.largest_unit());
   }
   if (given.dtype) config.compute = *given.dtype;
-  return config;
+  return given.small_states ? WithSmallStates(std::move(config)) : config;
 }
 
 // Adds the sizes of a batch that the ranks and the other sizes give, if these fit together.
@@ -232,21 +233,24 @@ absl::StatusOr<Arguments> ArgumentsOf(const Given& given) {
         " sequences of a rank in --batch-tokens ", given.batch_tokens));
   pass.fused_attention = !given.unfused;
   pass.whole_logits = given.whole_logits;
-  if (given.activations == "torch") {
+  if (given.activations == "torch" || given.activations == "torch-compiled") {
     const auto& visits = question.model.visits;
     pass.torch = true;
-    if (std::none_of(visits.begin(), visits.end(),
-                     [](const ModelVisit& visit) { return visit.torch_kept > 0; }))
-      return absl::InvalidArgumentError(
-          "--activations torch needs a name, a config.json or sizes, because headers do not say "
-          "what "
-          "torch keeps: count it with ebb.count_activations and give --activations SIZE");
+    pass.compiled = given.activations != "torch";
+    if (std::none_of(visits.begin(), visits.end(), [&](const ModelVisit& visit) {
+          return (pass.compiled ? visit.compiled_kept : visit.torch_kept) > 0;
+        }))
+      return absl::InvalidArgumentError(absl::StrCat(
+          "--activations ", given.activations, " needs a name, a config.json or sizes",
+          pass.compiled ? " of a model like Llama, with gates and without experts" : "",
+          ", because what torch keeps of others is not known: measure it, or count it with "
+          "ebb.count_activations, and give --activations SIZE"));
   } else if (!given.activations.empty()) {
     const auto bytes = ParseBytes(given.activations);
     if (!bytes || *bytes < kActivationsMin)
-      return absl::InvalidArgumentError(
-          absl::StrCat("--activations is ", config::Quoted(given.activations),
-                       ": it must be torch, or a size such as 4GiB, at least 1MiB"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "--activations is ", config::Quoted(given.activations),
+          ": it must be torch, torch-compiled, or a size such as 4GiB, at least 1MiB"));
     pass.own_activations = *bytes;
   }
   // So that every product of sizes fits 64 bits.
@@ -341,10 +345,12 @@ void AddOptions(CLI::App& app, Given& given) {
   app.add_flag("--recompute", given.recompute,
                "ask about one configuration: backward computes blocks again");
   AddWords<DType>(app, "--dtype", given.dtype, kDTypeWords, "compute dtype (default: bf16)");
+  app.add_flag("--small-states", given.small_states,
+               "8-bit optimizer states, no clipping: they train differently");
   app.add_flag("--unfused-attention", given.unfused, "keep the scores of attention");
   app.add_flag("--whole-logits", given.whole_logits, "hold all logits of a micro-batch");
-  text("--activations", given.activations, "torch|SIZE",
-       "of eager torch (default: of examples/gpt), or their memory");
+  text("--activations", given.activations, "torch|torch-compiled|SIZE",
+       "of torch (default: of examples/gpt), or their memory");
   AddWords<Quantity>(app, "--largest", given.largest, kQuantityWords,
                      "find the largest one that fits in any configuration");
   app.add_flag("--all", given.all, "print a line for each configuration");

@@ -1,8 +1,11 @@
 // ebb-plan: predicts the memory and the time of training a model on a machine, without that
 // machine.
+#include <malloc.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <exception>
+#include <limits>
 #include <new>
 #include <string>
 #include <string_view>
@@ -87,6 +90,47 @@ std::string ChangesText(const Advised& advised) {
             : "");
   if (advised.purchase)
     absl::StrAppend(&text, "A machine with ", Described(*advised.purchase, *advised.chosen), "\n");
+  return text;
+}
+
+// "GPU 4.7, RAM 45.1 GiB".
+std::string HeldText(const Answer& answer, const Machine& machine) {
+  constexpr double kGiB = 1 << 30;
+  const char* const names[] = {machine.is_cpu ? "CPU" : "GPU", "RAM", "NVMe"};
+  std::string text;
+  for (int tier = 0; tier < kTiers; ++tier) {
+    const double gib = static_cast<double>(answer.held[tier]) / kGiB;
+    if (gib >= 0.05)
+      absl::StrAppendFormat(&text, "%s%s %.1f", text.empty() ? "" : ", ", names[tier], gib);
+  }
+  return text + " GiB";
+}
+
+void AddSmallStates(const Arguments& arguments, const Answer* chosen, Advised& advised) {
+  Question small = arguments.question;
+  advised.small_states = FindSmallStates(small, chosen);
+  if (!arguments.all || small.config.optimizer.states != OptimizerStates::kFloat32) return;
+  small.config = WithSmallStates(small.config);
+  advised.with_small_states = AnswerAll(small);
+}
+
+std::string SmallStatesText(const Question& question, const Advised& advised, bool all) {
+  std::string text;
+  if (advised.small_states) {
+    const auto& [answer, keys] = *advised.small_states;
+    const double speed = answer.time->tokens_per_second,
+                 now = advised.chosen != nullptr && advised.chosen->time
+                           ? advised.chosen->time->tokens_per_second
+                           : 0;
+    absl::StrAppend(&text, "A change of the training: ", keys, ", ",
+                    now > 0 ? absl::StrFormat("%.2f times as fast", speed / now)
+                            : absl::StrFormat("which fits with %.0f tokens a second", speed),
+                    ": ", WordsOf(answer), ", ", HeldText(answer, question.machine), "; ",
+                    kWhatSmallStatesChange, " (--small-states)\n");
+  }
+  if (all && !advised.with_small_states.empty())
+    absl::StrAppend(&text, "With --small-states, which trains differently:\n",
+                    AnswerTable(question, advised.with_small_states, /*marked=*/nullptr, all));
   return text;
 }
 
@@ -243,6 +287,7 @@ absl::Status AnswerQuestion(const Arguments& arguments) {
     advised.purchase = BestPurchase(question, *chosen);
     if (chosen->fits()) advised.larger_batch = FindLargerBatch(question, *chosen);
   }
+  AddSmallStates(arguments, chosen ? &*chosen : nullptr, advised);
   std::string text =
       absl::StrCat("\n", AnswerTable(question, answers, advised.chosen, arguments.all));
   if (chosen) {
@@ -257,6 +302,7 @@ absl::Status AnswerQuestion(const Arguments& arguments) {
     absl::StrAppend(&text, "\nNothing fits.\nWhat to change in ", WordsOf(least.choice), ": ",
                     advised.remedy, "\n");
   }
+  text += SmallStatesText(question, advised, arguments.all);
   if (const std::string other = OtherParallelism(question); !other.empty())
     absl::StrAppend(&text, other, "\n");
   return Report(arguments, question, answers, advised, std::move(text));
@@ -285,6 +331,9 @@ int Main(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   ebb::OpenMissingStandardStreams();
+  // Each plan frees what the next one allocates. The kernel would clear these pages every time.
+  mallopt(M_MMAP_MAX, 0);
+  mallopt(M_TRIM_THRESHOLD, std::numeric_limits<int>::max());
   try {
     return ebb::planner::Main(argc, argv);
   } catch (const std::bad_alloc&) {

@@ -1,0 +1,68 @@
+#include "ebb/runtime/planner/small_states.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "ebb/runtime/config/difference.h"
+#include "ebb/runtime/planner/search.h"
+#include "ebb/runtime/planner/trials.h"
+
+namespace ebb::planner {
+
+Config WithSmallStates(Config config) {
+  config.optimizer.states = OptimizerStates::k8Bit;
+  config.gradient_clipping = 0;
+  config.ebb.check_overflow = false;
+  // Masters that no update rounds at random, and of 16-bit parameters alone.
+  if (config.compute == DType::kBFloat16 && !config.ebb.stochastic_rounding)
+    config.ebb.split_master = true;
+  return config;
+}
+
+std::optional<SmallStates> FindSmallStates(const Question& question, const Answer* from) {
+  constexpr double kMuch = 1.05;
+  const bool fits = from != nullptr && from->fits();
+  const Config& before = from == nullptr ? question.config : from->config;
+  if (before.optimizer.states != OptimizerStates::kFloat32) return std::nullopt;
+  if (fits && from->choice.states == Tier::kDevice && from->choice.parameters == Tier::kDevice)
+    return std::nullopt;
+  Question small = question;
+  small.config = WithSmallStates(question.config);
+  const double least = from == nullptr ? 0 : kMuch * SpeedOf(*from);
+  std::optional<Answer> best;
+  if (question.sequences > 0) {
+    std::vector<Answer> answers = AnswerAll(small);
+    if (const Answer* const fastest = Fastest(answers); fastest != nullptr) best = *fastest;
+  } else {
+    // The first that fits of a stage and tiers: the others recompute, and are not faster.
+    std::vector<Try> tries;
+    std::optional<Choice> last;
+    for (const Choice& choice : Choices(small)) {
+      if (last && last->stage == choice.stage && last->parameters == choice.parameters &&
+          last->states == choice.states)
+        continue;
+      Config config = WithGradients(small, small.With(choice), choice.recompute);
+      if (!AnswerFor(small, config, choice.recompute, Depth::kMemory).fits()) continue;
+      last = choice;
+      tries.push_back({.what = "",
+                       .question = &small,
+                       .config = std::move(config),
+                       .recompute = choice.recompute});
+    }
+    // Those with least on NVMe are fastest, so that most others are not simulated.
+    const auto slow = [](const Try& each) {
+      const ZeroConfig& zero = each.config.zero;
+      return (zero.offload_optimizer.device == Tier::kNvme) +
+             (zero.offload_param.device == Tier::kNvme);
+    };
+    std::stable_sort(tries.begin(), tries.end(),
+                     [&](const Try& a, const Try& b) { return slow(a) < slow(b); });
+    if (std::optional<Tried> tried = FastestOf(tries, least)) best = std::move(tried->answer);
+  }
+  if (!best || SpeedOf(*best) <= least) return std::nullopt;
+  std::string keys = config::Difference(before, best->config);
+  return SmallStates{.answer = *std::move(best), .keys = std::move(keys)};
+}
+
+}  // namespace ebb::planner
