@@ -79,3 +79,16 @@ def test_what_would_change_numbers_is_refused_with_its_name():
             model = training.mlp()
             deepspeed.initialize(model=model, model_parameters=model.parameters(), config=loops.config(**{"optimizer": {"type": "SGD"}, **more}))
             raise AssertionError(f"'{name}' was taken")
+
+
+@on_one
+def test_bf16_optimizer_states_are_states_in_bf16():
+    deepspeed = loops.deepspeed()
+    for in_bf16 in (True, False):
+        engine = loops.begin(training.mlp(), loops.config(bf16={"enabled": True, "bf16_optimizer_states": in_bf16}))
+        loops.train(engine, [[(x.bfloat16(), y.bfloat16()) for x, y in of_step] for of_step in training.vector_batches(3, 1)])
+        weight = next(engine.module.parameters())
+        for state in ("exp_avg", "exp_avg_sq"):
+            values = deepspeed.utils.safe_get_full_optimizer_state(weight, state)
+            assert values.abs().max() > 0 and values.equal(values.bfloat16().float()) == in_bf16
+        engine.destroy()
