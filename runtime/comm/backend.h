@@ -30,11 +30,12 @@ enum class CollectiveKind : uint8_t {
   kAllReduce,
   kBroadcast,
   kAllToAll,
+  kAllToAllV,
   kSend,
   kReceive,
   kBarrier,
 };
-inline constexpr int kCollectiveKinds = 8;
+inline constexpr int kCollectiveKinds = 9;
 
 // One call. A rank checks what it can see alone.
 struct Collective {

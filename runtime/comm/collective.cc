@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/base/name_view.h"
@@ -49,7 +50,11 @@ uint64_t Shape(const Collective& call) {
   Mixer mixer;
   mixer.Add(static_cast<uint64_t>(call.dtype));
   mixer.Add(call.spans.size());
-  for (const CollectiveSpan& span : call.spans) mixer.Add(static_cast<uint64_t>(span.count));
+  for (const CollectiveSpan& span : call.spans) {
+    mixer.Add(static_cast<uint64_t>(span.count));
+    mixer.Add(static_cast<uint64_t>(span.from));
+    mixer.Add(static_cast<uint64_t>(span.to));
+  }
   return mixer.state;
 }
 
@@ -57,21 +62,23 @@ uint64_t Shape(const Collective& call) {
 
 std::string_view Name(CollectiveKind kind) {
   static constexpr std::string_view kNames[kCollectiveKinds] = {
-      "all-gather", "reduce-scatter", "all-reduce", "broadcast",
-      "all-to-all", "send",           "receive",    "barrier"};
+      "all-gather",   "reduce-scatter", "all-reduce", "broadcast", "all-to-all",
+      "all-to-all-v", "send",           "receive",    "barrier"};
   return kNames[static_cast<int>(kind)];
 }
 
-Sides SidesOf(const Collective& call, int rank, int size) {
+Sides SidesOf(const Collective& call, const CollectiveSpan& span, int rank, int size) {
   const int64_t root = rank == call.peer ? 1 : 0;
-  const Sides by_kind[kCollectiveKinds] = {{.send = 1, .receive = size},     // all-gather
-                                           {.send = size, .receive = 1},     // reduce-scatter
-                                           {.send = 1, .receive = 1},        // all-reduce
-                                           {.send = root, .receive = 1},     // broadcast
-                                           {.send = size, .receive = size},  // all-to-all
-                                           {.send = 1, .receive = 0},        // send
-                                           {.send = 0, .receive = 1},        // receive
-                                           {.send = 0, .receive = 0}};       // barrier
+  const Sides by_kind[kCollectiveKinds] = {
+      {.send = 1, .receive = size},                                             // all-gather
+      {.send = size, .receive = 1},                                             // reduce-scatter
+      {.send = 1, .receive = 1},                                                // all-reduce
+      {.send = root, .receive = 1},                                             // broadcast
+      {.send = size, .receive = size},                                          // all-to-all
+      {.send = span.from == rank ? 1 : 0, .receive = span.to == rank ? 1 : 0},  // all-to-all-v
+      {.send = 1, .receive = 0},                                                // send
+      {.send = 0, .receive = 1},                                                // receive
+      {.send = 0, .receive = 0}};                                               // barrier
   return by_kind[static_cast<int>(call.kind)];
 }
 
@@ -85,12 +92,19 @@ absl::Status CheckArguments(const Collective& call, int rank, int size) {
   if (IsPointToPoint(call.kind) && call.peer == rank)
     return invalid("rank ", rank, " cannot be its own peer");
   if (!std::isfinite(call.scale)) return invalid("the scale ", call.scale, " is not finite");
-  const Sides sides = SidesOf(call, rank, size);
   const int64_t count_max = std::numeric_limits<int64_t>::max() / SizeOf(call.dtype) / size;
   for (size_t i = 0; i < call.spans.size(); ++i) {
     const CollectiveSpan& span = call.spans[i];
+    const Sides sides = SidesOf(call, span, rank, size);
     if (span.count < 0 || span.count > count_max)
       return invalid("span ", i, " has ", span.count, " elements");
+    if (call.kind == CollectiveKind::kAllToAllV) {
+      if (std::min(span.from, span.to) < 0 || std::max(span.from, span.to) >= size)
+        return invalid("span ", i, " is from rank ", span.from, " to rank ", span.to, " of ", size);
+      const CollectiveSpan& before = call.spans[i == 0 ? 0 : i - 1];
+      if (std::pair(span.from, span.to) < std::pair(before.from, before.to))
+        return invalid("span ", i, " is not in the order of ranks");
+    }
     if (span.count == 0) continue;
     if ((sides.send > 0 && span.send == nullptr) ||
         (sides.receive > 0 && span.receive == nullptr)) {
@@ -195,6 +209,12 @@ int64_t BytesMoved(const Collective& call, int rank, int size) {
       return rank == call.peer ? 0 : bytes;
     case CollectiveKind::kReceive:
       return bytes;
+    case CollectiveKind::kAllToAllV: {
+      int64_t received = 0;
+      for (const CollectiveSpan& span : call.spans)
+        received += span.to == rank && span.from != rank ? span.count : 0;
+      return received * SizeOf(call.dtype);
+    }
     case CollectiveKind::kSend:
     case CollectiveKind::kBarrier:
       return 0;

@@ -25,15 +25,15 @@ inline bool IsReduction(const Collective& call) {
 // in the documented in-place way.
 absl::Status CheckArguments(const Collective& call, int rank, int size);
 
-// How much memory a call uses of its spans, in units of a span's count; 0: none.
+// How much memory a rank uses of a span of a call, in units of the span's count; 0: none.
 struct Sides {
   int64_t send = 0;
   int64_t receive = 0;
 };
-Sides SidesOf(const Collective& call, int rank, int size);
+Sides SidesOf(const Collective& call, const CollectiveSpan& span, int rank, int size);
 
 // A hash that is equal for calls that may meet. Different for all others, but for a chance of
-// 2^-64. It covers kind, dtype, operation, scale, root and the counts of all spans.
+// 2^-64. It covers kind, dtype, operation, scale, root, and the counts and ranks of all spans.
 uint64_t Fingerprint(const Collective& call);
 
 // The facts that another rank needs of a call. They have no pointers, so they may cross processes.

@@ -53,6 +53,11 @@ absl::Status Communicator::AllToAll(Stream& stream, std::span<const CollectiveSp
   return Enqueue(stream, {.kind = CollectiveKind::kAllToAll, .dtype = dtype, .spans = spans});
 }
 
+absl::Status Communicator::AllToAllV(Stream& stream, std::span<const CollectiveSpan> spans,
+                                     DType dtype) {
+  return Enqueue(stream, {.kind = CollectiveKind::kAllToAllV, .dtype = dtype, .spans = spans});
+}
+
 absl::Status Communicator::Send(Stream& stream, std::span<const CollectiveSpan> spans, DType dtype,
                                 int peer) {
   return Enqueue(stream,

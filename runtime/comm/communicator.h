@@ -5,6 +5,9 @@
 //   all-reduce       count in, count out
 //   broadcast        count elements from the root's `send` to every `receive`
 //   all-to-all       size * count in and out; block p of `send` goes to rank p, of `receive` is p's
+//   all-to-all-v     count elements of rank `from` go to rank `to`, which may be the same: all ranks
+//                    name all spans, in the order of `from`, then `to`. `send` is read on rank
+//                    `from` alone, `receive` is written on rank `to` alone
 //
 // Every call takes several spans and runs them as one group. In place is allowed where NCCL allows
 // it: all-gather with send == receive + rank * count, reduce-scatter with receive == send + rank *
@@ -40,11 +43,12 @@ namespace ebb {
 struct CollectiveSpan {
   const void* send = nullptr;
   void* receive = nullptr;
-  int64_t count = 0;  // elements, as above
+  int64_t count = 0;           // elements, as above
+  int32_t from = -1, to = -1;  // all-to-all-v: ranks
   friend bool operator==(const CollectiveSpan&, const CollectiveSpan&) = default;
   template <class H>
   friend H AbslHashValue(H hash, const CollectiveSpan& span) {
-    return H::combine(std::move(hash), span.send, span.receive, span.count);
+    return H::combine(std::move(hash), span.send, span.receive, span.count, span.from, span.to);
   }
 };
 
@@ -69,6 +73,7 @@ class Communicator {
   absl::Status Broadcast(Stream& stream, std::span<const CollectiveSpan> spans, DType dtype,
                          int root);
   absl::Status AllToAll(Stream& stream, std::span<const CollectiveSpan> spans, DType dtype);
+  absl::Status AllToAllV(Stream& stream, std::span<const CollectiveSpan> spans, DType dtype);
   // Point to point. The peer makes the opposite call with the same counts. Only the named side of
   // each span is used.
   absl::Status Send(Stream& stream, std::span<const CollectiveSpan> spans, DType dtype, int peer);

@@ -1,9 +1,33 @@
 #include "ebb/runtime/comm/movement.h"
 
+#include <utility>
+
 namespace ebb {
 
 FlatSpans::FlatSpans(const Collective& call) : spans_(call.spans), element_(SizeOf(call.dtype)) {
   for (size_t i = 0; i < spans_.size(); ++i) elements_ += Padded(i);
+}
+
+ElementRange FlatSpans::Between(int from, int to) const {
+  ElementRange range;
+  for (size_t i = 0; i < spans_.size(); ++i) {
+    const auto ranks = std::pair(spans_[i].from, spans_[i].to);
+    if (ranks > std::pair(from, to)) break;
+    range.end += Padded(i);
+    if (ranks < std::pair(from, to)) range.begin = range.end;
+  }
+  return range;
+}
+
+int64_t FlatSpans::MostBetween() const {
+  int64_t most = 0, elements = 0;
+  for (size_t i = 0; i < spans_.size(); ++i) {
+    const bool same_ranks =
+        i > 0 && spans_[i].from == spans_[i - 1].from && spans_[i].to == spans_[i - 1].to;
+    elements = Padded(i) + (same_ranks ? elements : 0);
+    most = std::max(most, elements);
+  }
+  return most;
 }
 
 Movement::Part Movement::Sent(int from, int to) const {
@@ -20,6 +44,8 @@ Movement::Part Movement::Sent(int from, int to) const {
       return from == call.peer ? Part{.range = all} : Part{};
     case CollectiveKind::kAllToAll:
       return {.range = all, .from_block = to, .to_block = from};
+    case CollectiveKind::kAllToAllV:
+      return {.range = flat.Between(from, to)};
     case CollectiveKind::kSend:
       return to == call.peer ? Part{.range = all} : Part{};
     case CollectiveKind::kReceive:
@@ -33,6 +59,7 @@ Movement::Part Movement::Sent(int from, int to) const {
 // An all-reduced sequence is cut into one part for each rank, none longer than the first. Parts are
 // of whole cache lines, so that no two ranks write to one line.
 int64_t Movement::elements_max() const {
+  if (call.kind == CollectiveKind::kAllToAllV) return flat.MostBetween();
   const int64_t elements = flat.all().count();
   if (call.kind != CollectiveKind::kAllReduce) return elements;
   constexpr int64_t kElementsOfALine = 64;  // of any dtype

@@ -51,6 +51,9 @@ class FlatSpans {
 
   ElementRange all() const { return {.begin = 0, .end = elements_}; }
   int64_t element_bytes() const { return element_; }
+  // Those of the spans from one rank to another, and the most of any two ranks (all-to-all-v).
+  ElementRange Between(int from, int to) const;
+  int64_t MostBetween() const;
   int64_t BytesOf(ElementRange range) const { return range.count() * element_; }
 
   // Steps are mostly visited in order, so the search for a range's first span begins where the last
@@ -112,7 +115,10 @@ struct Movement {
   // Received elements are summed, otherwise copied.
   bool sums() const { return IsReduction(call) && half == 0; }
   // The sent bytes do not depend on the peer.
-  bool same_for_all() const { return !sums() && call.kind != CollectiveKind::kAllToAll; }
+  bool same_for_all() const {
+    return !sums() && call.kind != CollectiveKind::kAllToAll &&
+           call.kind != CollectiveKind::kAllToAllV;
+  }
   // The side of the sender's memory.
   FlatSpans::Side side() const { return half == 0 ? FlatSpans::kSend : FlatSpans::kReceive; }
   // `from` or `to` is this rank.

@@ -246,6 +246,42 @@ TEST_P(CommunicatorConformance, AllToAll) {
   });
 }
 
+// Ranks send each other parts of different lengths, and nothing where the sum of their numbers is
+// divisible by three. A rank has no memory of the spans of others.
+TEST_P(CommunicatorConformance, AllToAllV) {
+  OnEveryRank([&](Communicator& communicator, Stream& stream) -> absl::Status {
+    const int rank = communicator.rank();
+    Operation operation;
+    std::vector<std::pair<int, int>> pairs;
+    int64_t received = 0;
+    for (int from = 0; from < ranks(); ++from) {
+      for (int to = 0; to < ranks(); ++to) {
+        for (size_t s = 0; s < kCounts.size() && (from + to) % 3 != 0; ++s) {
+          const int64_t count = kCounts[(s + static_cast<size_t>(from)) % kCounts.size()];
+          const Numbers sent = Sent(from, s, count);
+          const Numbers nothing(dtype(), count);
+          operation.Add(count, from == rank ? sent : nothing, nothing, to == rank ? sent : nothing);
+          pairs.emplace_back(from, to);
+          if (to == rank && from != rank) received += count * SizeOf(dtype());
+        }
+      }
+    }
+    operation.Spans();
+    for (size_t s = 0; s < pairs.size(); ++s) {
+      CollectiveSpan& span = operation.spans[s];
+      std::tie(span.from, span.to) = pairs[s];
+      if (span.from != rank) span.send = nullptr;
+      if (span.to != rank) span.receive = nullptr;
+    }
+    const int64_t before = communicator.bytes_enqueued();
+    EBB_RETURN_IF_ERROR(communicator.AllToAllV(stream, operation.spans, dtype()));
+    stream.WaitIdle();
+    if (communicator.bytes_enqueued() - before != received)
+      return absl::InternalError("bytes_enqueued");
+    return operation.Check("all-to-all-v");
+  });
+}
+
 // Every rank sends to the next one in a ring. Even ranks send first.
 TEST_P(CommunicatorConformance, SendAndReceiveRoundARing) {
   OnEveryRank([&](Communicator& communicator, Stream& stream) -> absl::Status {

@@ -52,6 +52,8 @@ struct Enqueuer {
                               count, type, call.peer, comm, stream);
       case CollectiveKind::kAllToAll:
         return AllToAll(span, count, type);
+      case CollectiveKind::kAllToAllV:
+        return AllToAllV(span, count, type);
       case CollectiveKind::kSend:
         return nccl.Send(span.send, count, type, call.peer, comm, stream);
       case CollectiveKind::kReceive:
@@ -60,6 +62,13 @@ struct Enqueuer {
         break;
     }
     return ncclInternalError;
+  }
+
+  ncclResult_t AllToAllV(const CollectiveSpan& span, size_t count, ncclDataType_t type) const {
+    ncclResult_t result = ncclSuccess;
+    if (span.from == group.rank) result = nccl.Send(span.send, count, type, span.to, comm, stream);
+    if (Failed(result) || span.to != group.rank) return result;
+    return nccl.Recv(span.receive, count, type, span.from, comm, stream);
   }
 
   ncclResult_t AllToAll(const CollectiveSpan& span, size_t count, ncclDataType_t type) const {

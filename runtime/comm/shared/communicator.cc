@@ -48,10 +48,10 @@ shared::RankRecord::Call SharedCommunicator::Publish(const Collective& call, uin
     return published;
   const SharedHeap& heap = *SharedHeap::Installed();
   auto* const places = reinterpret_cast<CollectiveSpan*>(group_.slot(rank(), meeting));
-  const int64_t blocks = SidesOf(call, rank(), size()).send;
   for (size_t i = 0; i < call.spans.size(); ++i) {
     const CollectiveSpan& span = call.spans[i];
-    const int64_t bytes = span.count * SizeOf(call.dtype);
+    const int64_t bytes = span.count * SizeOf(call.dtype),
+                  blocks = SidesOf(call, span, rank(), size()).send;
     const int64_t send = blocks * bytes > 0 ? heap.OffsetOf(span.send, blocks * bytes) : 0;
     const int64_t receive =
         Movement::Halves(call) == 2 && bytes > 0 ? heap.OffsetOf(span.receive, bytes) : 0;
