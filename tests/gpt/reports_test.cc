@@ -394,6 +394,10 @@ TEST(TrafficTest, TheComparisonFollowsFromTheConfiguration) {
   Config other = OnNvme(true, true, 4);
   other.ebb.stochastic_rounding = true;
   expect(other, 22, 32 + 18);
+  other.optimizer.states = OptimizerStates::k8Bit;
+  expect(other, 10.0625, 32 + 18);
+  other.optimizer.states = OptimizerStates::kBFloat16;
+  expect(other, 14, 32 + 18);
   other = OnNvme(true, true, 1);
   other.compute = DType::kFloat16;
   expect(other, 28, 32 + 6);

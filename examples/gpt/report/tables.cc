@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "command_line/configuration.h"
+#include "ebb/runtime/base/encoding.h"
 #include "model/workload.h"
 #include "ops/backends.h"
 #include "status_macros.h"
@@ -194,11 +195,15 @@ std::optional<SchemeBytes> NvmeSchemes(const Config& config) {
     return std::nullopt;
   const bool splits = config.compute == DType::kBFloat16;
   const double master = config.ebb.stochastic_rounding ? 0 : splits ? 2 : 4;
+  const OptimizerStates kept = config.optimizer.states;
+  const double moment = kept == OptimizerStates::k8Bit       ? 1 + 4.0 / kScaleBlock
+                        : kept == OptimizerStates::kBFloat16 ? 2
+                                                             : 4;
   // The update reads whole masters, and one of the two visits takes its parameters from them.
   const double visits = states && !splits ? 2 + 2 : 4 + 2;
   const double micro_batches = static_cast<double>(config.gradient_accumulation_steps);
   return SchemeBytes{
-      .least = (states ? 2 * (master + 8) : 0) + (parameters ? visits : 0),
+      .least = (states ? 2 * (master + 2 * moment) : 0) + (parameters ? visits : 0),
       .deepspeed = (states ? 2 * (4 + 8 + 4) : 0) + (parameters ? 4 * micro_batches + 2 : 0)};
 }
 

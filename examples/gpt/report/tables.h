@@ -31,7 +31,7 @@ std::string TrafficTable(const std::vector<TrafficRow>& rows, const Config& conf
 // neither parameters nor states are on NVMe. Nothing either for an optimizer other than Adam or for
 // fp32 compute, because the schemes do not cover these.
 struct SchemeBytes {
-  // Without loss, with each unit fetched twice in a step. States: two fp32 moments and the master's
+  // Without loss, with each unit fetched twice in a step. States: two moments and the master's
   // part beyond the parameter (in bf16 16 bits, where that suffices; in fp16 all 32), both ways.
   // Parameters: in bf16 two reads and one write, which the update's own pass shares; in fp16 one
   // read, because the other visit takes its copy from the new masters.
