@@ -171,9 +171,9 @@ bool SwapVerifier::Verifies(int sub_group) const {
   return verify_ != VerifySwap::kOff && !ArraysOf(sub_group).empty();
 }
 
-bool SwapVerifier::AgreeStates(int sub_group, std::span<const uint64_t> checksums, int states) {
-  const std::span<const SwapFiles::Array> arrays = ArraysOf(sub_group);
-  for (size_t k = 0; k <= static_cast<size_t>(states); ++k) {
+bool SwapVerifier::AgreeStates(int sub_group, int first, std::span<const uint64_t> checksums) {
+  const std::span<const SwapFiles::Array> arrays = ArraysOf(sub_group).subspan(first);
+  for (size_t k = 0; k < checksums.size(); ++k) {
     if (arrays[k].bytes == 0) continue;
     const Extent& extent = In(arrays[k].place, 1).front();
     if (extent.Agrees(checksums[k])) continue;
@@ -183,21 +183,21 @@ bool SwapVerifier::AgreeStates(int sub_group, std::span<const uint64_t> checksum
   return true;
 }
 
-void SwapVerifier::SetStates(int sub_group, std::span<const uint64_t> checksums) {
-  const std::span<const SwapFiles::Array> arrays = ArraysOf(sub_group);
-  for (size_t k = 0; k < arrays.size(); ++k)
+void SwapVerifier::SetStates(int sub_group, int first, std::span<const uint64_t> checksums) {
+  const std::span<const SwapFiles::Array> arrays = ArraysOf(sub_group).subspan(first);
+  for (size_t k = 0; k < checksums.size(); ++k)
     if (arrays[k].bytes > 0) In(arrays[k].place, 1).front().Set(checksums[k]);
 }
 
-std::span<const uint64_t> SwapVerifier::SumStates(int sub_group, const std::byte* master,
-                                                  std::span<std::byte* const> states,
+std::span<const uint64_t> SwapVerifier::SumStates(int sub_group, int first,
+                                                  std::span<std::byte* const> arrays,
                                                   ThreadTeam& team) {
-  const std::span<const SwapFiles::Array> arrays = ArraysOf(sub_group);
+  const std::span<const SwapFiles::Array> all = ArraysOf(sub_group).subspan(first);
   of_arrays_.assign(arrays.size(), 0);
-  for (size_t k = 0; k <= states.size(); ++k) {
-    const std::byte* const at = k == 0 ? master : states[k - 1];
-    if (arrays[k].bytes > 0)
-      of_arrays_[k] = optim::Checksum(team, {at, static_cast<size_t>(arrays[k].bytes)}, scratch_);
+  for (size_t k = 0; k < arrays.size(); ++k) {
+    if (all[k].bytes > 0)
+      of_arrays_[k] =
+          optim::Checksum(team, {arrays[k], static_cast<size_t>(all[k].bytes)}, scratch_);
   }
   return of_arrays_;
 }

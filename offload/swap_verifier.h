@@ -52,14 +52,15 @@ class SwapVerifier {
   // Whether there are sums of a sub-group's arrays, in this order: its master or the low half of
   // it, states.
   bool Verifies(int sub_group) const;
-  // Compares the sums of the arrays that an update has read. If one differs, the engine fails and
-  // the result is false. `states`: how many were read beside the master.
-  bool AgreeStates(int sub_group, std::span<const uint64_t> checksums, int states);
-  void SetStates(int sub_group, std::span<const uint64_t> checksums);
-  // Sums the slot in a pass of its own, if no update or no single update covers the sub-group.
-  // Until the next call, and of one thread at a time, as is scratch().
-  std::span<const uint64_t> SumStates(int sub_group, const std::byte* master,
-                                      std::span<std::byte* const> states, ThreadTeam& team);
+  // Compares the sums of arrays that an update has read, from array `first` on: 0 with the master, 1
+  // without. If one differs, the engine fails and the result is false.
+  bool AgreeStates(int sub_group, int first, std::span<const uint64_t> checksums);
+  void SetStates(int sub_group, int first, std::span<const uint64_t> checksums);
+  // Sums the slot in a pass of its own, if no update or no single update covers the sub-group:
+  // `arrays` are those from array `first` on. Until the next call, and of one thread at a time, as
+  // is scratch().
+  std::span<const uint64_t> SumStates(int sub_group, int first, std::span<std::byte* const> arrays,
+                                      ThreadTeam& team);
   // For updates that sum the bytes that they read and write.
   std::span<uint64_t> scratch() { return scratch_; }
 

@@ -95,6 +95,11 @@ class CpuKernels : public Kernels {
     });
   }
 
+  void Orthogonalise(Stream& stream, const NewtonSchulz& rule,
+                     const MatrixArrays& arrays) override {
+    optim::Orthogonalise(stream.team(), rule, arrays);
+  }
+
  private:
   ThreadTeam alone_{1};  // for a thread that casts alone
 };

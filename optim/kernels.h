@@ -17,8 +17,10 @@
 #include <memory>
 #include <span>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ebb/optim/cast.h"
+#include "ebb/optim/newton_schulz.h"
 #include "ebb/optim/norm.h"
 #include "ebb/optim/parameter_norms.h"
 #include "ebb/optim/split_master.h"
@@ -76,6 +78,12 @@ class Kernels {
   // because every thread reads them.
   virtual void Update(Stream& stream, UpdateRule rule, const UpdateArrays& arrays,
                       const UpdateRuns& runs) = 0;
+  // Before the first Orthogonalise: opens what it needs. kUnavailable: cuBLASLt is missing.
+  virtual absl::Status LoadProducts() { return absl::OkStatus(); }
+  // Muon's iteration (newton_schulz.h). On the CPU the bits are the same for every team; on CUDA they
+  // are cuBLAS's.
+  virtual void Orthogonalise(Stream& stream, const NewtonSchulz& rule,
+                             const MatrixArrays& arrays) = 0;
   // For elements that all have the same options.
   void Update(Stream& stream, const OptimizerConfig& optimizer, const UpdateArrays& arrays,
               const UpdateConstants* constants) {

@@ -47,6 +47,9 @@ std::span<const std::string_view> StateNames(const OptimizerConfig& optimizer) {
       return kCenteredStates;
     case UpdateRule::kCenteredRmspropWithMomentum:
       return kRmspropStates;
+    case UpdateRule::kMuonMomentum:
+    case UpdateRule::kMuon:
+      return kMomentumState;
   }
   return {};
 }

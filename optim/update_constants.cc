@@ -27,6 +27,8 @@ UpdateRule UpdateRuleOf(const OptimizerConfig& optimizer) {
       return UpdateRule::kLamb;
     case OptimizerType::kLars:
       return momentum ? UpdateRule::kLarsWithMomentum : UpdateRule::kLars;
+    case OptimizerType::kMuon:
+      return UpdateRule::kMuon;
   }
   return UpdateRule::kAdam;
 }
@@ -134,6 +136,15 @@ LarsConstants LarsConstantsOf(const OptimizerConfig& optimizer, const UpdateScal
           .nesterov = optimizer.nesterov};
 }
 
+MuonConstants MuonConstantsOf(const OptimizerConfig& optimizer, const UpdateScalars& scalars) {
+  return {.gradient_factor = scalars.gradient_factor,
+          .momentum = static_cast<float>(optimizer.momentum),
+          .one_minus_momentum = static_cast<float>(1 - optimizer.momentum),
+          .decay = static_cast<float>(1 - scalars.learning_rate * optimizer.weight_decay),
+          .minus_learning_rate = static_cast<float>(-scalars.learning_rate),
+          .nesterov = optimizer.nesterov};
+}
+
 UpdateConstants UpdateConstantsOf(const OptimizerConfig& optimizer, const UpdateScalars& scalars) {
   UpdateConstants constants = {};
   constants.step = scalars.step;
@@ -160,6 +171,9 @@ UpdateConstants UpdateConstantsOf(const OptimizerConfig& optimizer, const Update
       break;
     case OptimizerType::kLars:
       constants.lars = LarsConstantsOf(optimizer, scalars);
+      break;
+    case OptimizerType::kMuon:
+      constants.muon = MuonConstantsOf(optimizer, scalars);
       break;
   }
   return constants;

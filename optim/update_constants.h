@@ -32,8 +32,10 @@ enum class UpdateRule : uint8_t {
   kLamb,
   kLars,
   kLarsWithMomentum,
+  kMuonMomentum,
+  kMuon,
 };
-inline constexpr int kUpdateRules = 12;
+inline constexpr int kUpdateRules = 14;
 UpdateRule UpdateRuleOf(const OptimizerConfig& optimizer);
 
 constexpr bool IsRmsprop(UpdateRule rule) {
@@ -61,7 +63,9 @@ constexpr bool IsCentered(UpdateRule rule) {
 // How many states the rule keeps for each element.
 constexpr int StatesOf(UpdateRule rule) {
   if (rule == UpdateRule::kAdam || rule == UpdateRule::kLamb) return 2;
-  if (rule == UpdateRule::kLion || rule == UpdateRule::kAdagrad) return 1;
+  if (rule == UpdateRule::kLion || rule == UpdateRule::kAdagrad ||
+      rule == UpdateRule::kMuonMomentum)
+    return 1;
   return (IsRmsprop(rule) ? 1 : 0) + (HasMomentumBuffer(rule) ? 1 : 0) + (IsCentered(rule) ? 1 : 0);
 }
 
@@ -144,6 +148,14 @@ struct LarsConstants {
   bool first, nesterov;
 };
 
+struct MuonConstants {
+  float gradient_factor;
+  float momentum, one_minus_momentum;
+  float decay;  // 1 - learning_rate * weight_decay
+  float minus_learning_rate;
+  bool nesterov;
+};
+
 AdamConstants AdamConstantsOf(const OptimizerConfig& optimizer, const UpdateScalars& scalars);
 SgdConstants SgdConstantsOf(const OptimizerConfig& optimizer, const UpdateScalars& scalars);
 LionConstants LionConstantsOf(const OptimizerConfig& optimizer, const UpdateScalars& scalars);
@@ -151,6 +163,7 @@ AdagradConstants AdagradConstantsOf(const OptimizerConfig& optimizer, const Upda
 RmspropConstants RmspropConstantsOf(const OptimizerConfig& optimizer, const UpdateScalars& scalars);
 LambConstants LambConstantsOf(const OptimizerConfig& optimizer, const UpdateScalars& scalars);
 LarsConstants LarsConstantsOf(const OptimizerConfig& optimizer, const UpdateScalars& scalars);
+MuonConstants MuonConstantsOf(const OptimizerConfig& optimizer, const UpdateScalars& scalars);
 
 // The constants that an update reads when it runs, not when it is enqueued, so that a step's
 // verdict may come in between. Trivially copyable and without initializers, because it lies in
@@ -165,6 +178,7 @@ struct UpdateConstants {
   RmspropConstants rmsprop;
   LambConstants lamb;
   LarsConstants lars;
+  MuonConstants muon;
 };
 
 // `apply` is true. Only the constants of the optimizer's rule are set.
@@ -185,6 +199,8 @@ constexpr const auto& ConstantsIn(const UpdateConstants& set) {
     return set.lamb;
   } else if constexpr (IsLars(kRule)) {
     return set.lars;
+  } else if constexpr (kRule == UpdateRule::kMuonMomentum || kRule == UpdateRule::kMuon) {
+    return set.muon;
   } else {
     return set.sgd;
   }
@@ -222,6 +238,10 @@ auto WithRule(UpdateRule rule, const Visit& visit) {
       return visit.template operator()<kLars>();
     case kLarsWithMomentum:
       return visit.template operator()<kLarsWithMomentum>();
+    case kMuonMomentum:
+      return visit.template operator()<kMuonMomentum>();
+    case kMuon:
+      return visit.template operator()<kMuon>();
   }
   return visit.template operator()<kAdam>();
 }

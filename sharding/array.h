@@ -49,6 +49,12 @@ enum class Purpose : uint8_t {
   kWorkState,
   kWorkGradient,
   kWorkParameter,
+  // Muon's, a turn of a ring for each unit on its way: this rank's part of the directions, and the
+  // matrices that it owns. Then the scratch of the sub-group and of the matrix that are computed.
+  kDirection,
+  kMatrices,
+  kWideDirection,  // fp32, if directions are not
+  kIteration,
   kWorkspace,  // the trainer's scratch
 };
 inline constexpr int kPurposes = static_cast<int>(Purpose::kWorkspace) + 1;
@@ -92,6 +98,10 @@ inline constexpr PurposeFacts kPurposeFacts[kPurposes] = {
     {"work state", StateClass::kStaging, ArrayOf::kTier},
     {"work gradient", StateClass::kStaging, ArrayOf::kTier},
     {"work parameter", StateClass::kStaging, ArrayOf::kTier},
+    {"direction", StateClass::kStaging, ArrayOf::kTier},
+    {"matrices", StateClass::kStaging, ArrayOf::kRank},
+    {"wide direction", StateClass::kStaging, ArrayOf::kTier},
+    {"iteration", StateClass::kStaging, ArrayOf::kRank},
     {"workspace", StateClass::kWorkspace, ArrayOf::kRank},
 };
 constexpr const PurposeFacts& FactsOf(Purpose purpose) {
@@ -104,6 +114,7 @@ enum class Spread : uint8_t {
   kSlice,           // equal flat slices, one a rank of the shard group
   kSecondarySlice,  // likewise, one a rank that holds a secondary copy with the others
   kPartial,         // each has a term, and the value is their sum
+  kOwned,           // each matrix is whole on one of them
 };
 
 // Ticks of the plan, both ends included.

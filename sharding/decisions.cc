@@ -69,13 +69,30 @@ void DecideCarried(const PlanInputs& inputs, const ModelLayout& layout, Decision
   for (const Visit& visit : inputs.model->forward) {
     const size_t unit = static_cast<size_t>(visit.unit);
     const int64_t elements = layout.units[unit].trainable.shard;
-    if (visited[unit] || elements == 0) continue;
+    // The matrices of a carried update would go between ranks while the next gathers wait.
+    if (visited[unit] || elements == 0 || decisions.has_matrices(static_cast<int>(unit))) continue;
     visited[unit] = true;
     seen += elements;
     if (share * (2 * carried + elements) > 2 * seen) continue;
     decisions.carried[unit] = true;
     carried += elements;
   }
+}
+
+void DecideMatrices(const PlanInputs& inputs, const ModelLayout& layout, Decisions& decisions) {
+  const std::vector<UnitSpec>& units = inputs.model->units;
+  if (inputs.own_optimizer || std::none_of(units.begin(), units.end(),
+                                           [](const UnitSpec& unit) { return unit.has_matrices; }))
+    return;
+  const auto take = [&](const OptimizerConfig& optimizer) {
+    if (optimizer.type != OptimizerType::kMuon) return;
+    decisions.direction = optimizer.newton_schulz_dtype;  // all have the same
+    decisions.iteration_steps = std::max(decisions.iteration_steps, optimizer.newton_schulz_steps);
+  };
+  take(inputs.config->optimizer);
+  for (const auto& [name, group] : inputs.config->ebb.parameter_groups)
+    if (group.optimizer) take(*group.optimizer);
+  decisions.matrices = OwnMatrices(*inputs.model, layout, decisions.exchanges_matrices());
 }
 
 OptimizerType OptimizerTypeOf(const Config& config, const std::string& group) {
@@ -292,6 +309,7 @@ absl::StatusOr<Decisions> Decide(const PlanInputs& inputs, const ModelLayout& la
   EBB_RETURN_IF_ERROR(DecideDTypes(inputs, decisions));
   EBB_RETURN_IF_ERROR(CheckDTypes(inputs, decisions));
   DecideNorms(inputs, decisions);
+  DecideMatrices(inputs, layout, decisions);
   DecideTiming(inputs, hold_updates, decisions);
   decisions.holds = hold_updates;
   DecideCarried(inputs, layout, decisions);

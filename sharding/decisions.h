@@ -13,6 +13,7 @@
 #include "ebb/runtime/base/encoding.h"
 #include "ebb/runtime/config/config.h"
 #include "ebb/sharding/layout.h"
+#include "ebb/sharding/matrices.h"
 
 namespace ebb::sharding {
 
@@ -72,12 +73,21 @@ struct Decisions {
   }
   bool rounds_slices(int unit) const { return reduced(unit) != communication_of(unit); }
   bool sums_in_scratch = false;  // ebb.deterministic_reduce, of several ranks
-  int optimizer_states = 0;
+  int optimizer_states = 0;      // the most of a unit
+  // By unit: what Muon makes orthogonal. Such a unit has one state, the momentum. All empty: there
+  // are no such units.
+  std::vector<std::vector<OwnedMatrix>> matrices = {};
+  DType direction{};            // of what is made orthogonal
+  int64_t iteration_steps = 0;  // the most of a matrix
+  bool has_matrices(int unit) const { return !matrices.empty() && !matrices[unit].empty(); }
+  // Each matrix is whole on its owner for a moment; otherwise every rank has all of them.
+  bool exchanges_matrices() const { return stage > 0 && shards > 1; }
+  int states_of(int unit) const { return has_matrices(unit) ? 1 : optimizer_states; }
   // By state, if they are not fp32; those in blocks in units with UnitSpec::state_block alone.
   std::vector<Encoding> state_encodings = {};
   std::vector<bool> state_blocks = {};  // by unit
   Encoding state_encoding(int unit, int state) const {
-    if (state_encodings.empty()) return DType::kFloat32;
+    if (state_encodings.empty() || has_matrices(unit)) return DType::kFloat32;
     const Encoding& encoding = state_encodings[state];
     return encoding.block == 0 || state_blocks[unit] ? encoding : DType::kFloat32;
   }
@@ -124,7 +134,7 @@ struct Decisions {
     return keeps_master(unit) ? master_encoding(unit).bytes(elements) : 0;
   }
   int64_t StateBytes(int unit, int state, int64_t elements) const {
-    return state_encoding(unit, state).bytes(elements);
+    return state < states_of(unit) ? state_encoding(unit, state).bytes(elements) : 0;
   }
   int64_t BytesBeside(int unit, int64_t elements) const {
     int64_t bytes = MasterBytes(unit, elements);

@@ -18,6 +18,7 @@ struct Kind {
   DType dtype{};
   bool whole = false;  // over tensor
   int state_block = 0;
+  bool has_matrices = false;
   friend bool operator==(const Kind&, const Kind&) = default;
 };
 
@@ -28,26 +29,26 @@ std::string DifferenceOf(const Kind& part, const Kind& unit) {
   if (part.whole != unit.whole) differences.push_back(part.whole ? "whole" : "local");
   if (part.state_block != unit.state_block)
     differences.push_back(part.state_block > 0 ? "states in blocks" : "states not in blocks");
+  if (part.has_matrices != unit.has_matrices)
+    differences.push_back(part.has_matrices ? "matrices" : "others");
   return absl::StrJoin(differences, ", ");
 }
 
 // Gives each unit the parts that it needs. Backward ends at the first trainable visit, so a unit
 // that has anything to train keeps some of it.
 void AddParts(ModelSpec& model, DType compute, const StateBlocks& blocks) {
-  // If the engine keeps boundaries, no unit is divided for small parameters.
-  const bool has_boundaries =
-      std::any_of(model.forward.begin(), model.forward.end(),
-                  [](const Visit& visit) { return visit.output_bytes > 0; });
   int of_unit = 0;  // the block of states of the unit's large parameters, if it has any
   const auto block_of = [&](ParameterId id) {
     const bool is_large = model[id].trainable && Elements(model[id].shape) >= blocks.least_size;
     return is_large ? blocks.elements : 0;
   };
+  bool of_matrices = false;  // the unit's first trainable parameter is a matrix
   // Frozen parameters have no states, and make no part for that.
   const auto kind_of = [&](ParameterId id) -> Kind {
     const ParameterSpec& of = model[id];
     return {of.compute.value_or(compute), of.over_tensor == OverTensor::kWhole,
-            of.trainable && !has_boundaries ? block_of(id) : of_unit};
+            of.trainable ? block_of(id) : of_unit,
+            of.trainable ? of.matrix_update == MatrixUpdate::kYes : of_matrices};
   };
   const size_t units = model.units.size();
   for (size_t u = 0; u < units; ++u) {
@@ -55,6 +56,9 @@ void AddParts(ModelSpec& model, DType compute, const StateBlocks& blocks) {
     std::vector<Kind> kinds;
     of_unit = 0;
     for (ParameterId id : all) of_unit = std::max(of_unit, block_of(id));
+    const auto first =
+        std::find_if(all.begin(), all.end(), [&](ParameterId id) { return model[id].trainable; });
+    of_matrices = first != all.end() && model[*first].matrix_update == MatrixUpdate::kYes;
     for (const bool trainable : {true, false}) {
       for (const bool whole : {false, true}) {
         for (ParameterId id : all) {
@@ -72,10 +76,12 @@ void AddParts(ModelSpec& model, DType compute, const StateBlocks& blocks) {
       UnitSpec& part = model.units.back();
       part.keep_whole = model.units[u].keep_whole;
       part.state_block = kinds[k].state_block;
+      part.has_matrices = kinds[k].has_matrices;
       for (ParameterId id : all)
         if (kind_of(id) == kinds[k]) part.parameters.push_back(id);
     }
     model.units[u].state_block = kinds.empty() ? 0 : kinds.front().state_block;
+    model.units[u].has_matrices = !kinds.empty() && kinds.front().has_matrices;
     std::erase_if(model.units[u].parameters,
                   [&](ParameterId id) { return kind_of(id) != kinds.front(); });
   }
@@ -99,6 +105,9 @@ void VisitParts(ModelSpec& model) {
       these.push_back(static_cast<int>(forward.size()));
       forward.push_back(visit);
       forward.back().unit = unit;
+      if (unit == visit.unit) continue;
+      forward.back().of_part = true;
+      forward.back().output_bytes = 0;
     }
   }
   std::vector<ScopeEvent> order;

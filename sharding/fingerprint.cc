@@ -38,16 +38,17 @@ class Fields {
   }
 
   void One(const ParameterSpec& parameter) {
-    const auto& [name, shape, init, trainable, group, cut_rows, compute, over_tensor] = parameter;
-    Add(name, shape, trainable, group, cut_rows, compute, over_tensor);
+    const auto& [name, shape, init, trainable, group, cut_rows, compute, matrix_update, matrix_rows,
+                 over_tensor] = parameter;
+    Add(name, shape, trainable, group, cut_rows, compute, matrix_update, matrix_rows, over_tensor);
   }
   void One(const UnitSpec& unit) {
-    const auto& [name, parameters, keep_whole, parts, state_block] = unit;
-    Add(name, parameters, keep_whole, parts, state_block);
+    const auto& [name, parameters, keep_whole, parts, state_block, has_matrices] = unit;
+    Add(name, parameters, keep_whole, parts, state_block, has_matrices);
   }
   void One(const Visit& visit) {
-    const auto& [unit, output_bytes, forward, backward, gradients] = visit;
-    Add(unit, output_bytes, forward, backward, gradients);
+    const auto& [unit, output_bytes, forward, backward, gradients, of_part] = visit;
+    Add(unit, output_bytes, forward, backward, gradients, of_part);
   }
   void One(const ScopeEvent& event) {
     const auto& [opens, backward, recompute, visit] = event;
@@ -83,6 +84,10 @@ class Fields {
     const auto& [dtype, map, block] = encoding;
     Add(dtype, map, block);
   }
+  void One(const OwnedMatrix& matrix) {
+    const auto& [parameter, begin, rows, columns, owner, at] = matrix;
+    Add(parameter, begin, rows, columns, owner, at);
+  }
   void One(const SubGroup& group) {
     const auto& [unit, begin, end, tier] = group;
     Add(unit, begin, end, tier);
@@ -108,25 +113,25 @@ class Fields {
   void One(const Decisions& decisions) {
     const auto& [world, shards, secondary_shards, stage, rounds, micro_batches_per_round, compute,
                  communication, accumulation, own_compute, reduce_at_round, keeps_step_gradients,
-                 sums_before_reducing, gradient, sums_in_scratch, optimizer_states, state_encodings,
-                 state_blocks, own_optimizer, takes_norms, norm_states, sets_without_norms,
-                 parameter_tier, optimizer_tier, gradient_tier, activation_tier, gradients_follow,
-                 split_master, stochastic_rounding, timing, timing_reason, holds, carried,
-                 shares_reads, kept_whole, accumulates, trainable, verdict_ranks, compared] =
-        decisions;
+                 sums_before_reducing, gradient, sums_in_scratch, optimizer_states, matrices,
+                 direction, iteration_steps, state_encodings, state_blocks, own_optimizer,
+                 takes_norms, norm_states, sets_without_norms, parameter_tier, optimizer_tier,
+                 gradient_tier, activation_tier, gradients_follow, split_master,
+                 stochastic_rounding, timing, timing_reason, holds, carried, shares_reads,
+                 kept_whole, accumulates, trainable, verdict_ranks, compared] = decisions;
     Add(world, shards, secondary_shards, stage, rounds, micro_batches_per_round, compute,
         communication, accumulation, own_compute, reduce_at_round, keeps_step_gradients,
-        sums_before_reducing, gradient, sums_in_scratch, optimizer_states, state_encodings,
-        state_blocks, own_optimizer);
+        sums_before_reducing, gradient, sums_in_scratch, optimizer_states, matrices, direction,
+        iteration_steps, state_encodings, state_blocks, own_optimizer);
     Add(takes_norms, norm_states, sets_without_norms, parameter_tier, optimizer_tier, gradient_tier,
         activation_tier, gradients_follow, split_master, stochastic_rounding, timing, holds,
         carried, shares_reads, kept_whole, accumulates, trainable, verdict_ranks, compared);
   }
   void One(const PlannedScope& scope) {
-    const auto& [backward, recompute, round, visit, unit, open_tick, close_tick, gradients,
-                 input_gradient, is_reduced, releases] = scope;
-    Add(backward, recompute, round, visit, unit, open_tick, close_tick, gradients, input_gradient,
-        is_reduced, releases);
+    const auto& [backward, recompute, round, visit, unit, open_tick, close_tick, gradients, input,
+                 hands_on, input_gradient, is_reduced, releases] = scope;
+    Add(backward, recompute, round, visit, unit, open_tick, close_tick, gradients, input, hands_on,
+        input_gradient, is_reduced, releases);
   }
 
   void One(const Part& part) {

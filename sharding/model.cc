@@ -155,6 +155,15 @@ absl::Status CheckForward(const ModelSpec& model) {
                        ", but the model's go from 0 to ",
                        static_cast<int64_t>(model.units.size()) - 1, "; use the ids of AddUnit"));
     }
+    const bool is_part =
+        std::any_of(model.units.begin(), model.units.end(), [&](const UnitSpec& unit) {
+          return std::find(unit.parts.begin(), unit.parts.end(), visit.unit) != unit.parts.end();
+        });
+    if (visit.of_part && !is_part) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "visit ", i, " of forward, to ", Label("unit", index, model.units[index].name),
+          ", has of_part set, but the unit is no part of another: leave it out"));
+    }
     visited[index] = true;
     if (visit.output_bytes < 0 || !AddTo(bytes, visit.output_bytes)) {
       return absl::InvalidArgumentError(absl::StrCat(
@@ -177,31 +186,17 @@ absl::Status CheckBoundaries(const ModelSpec& model) {
   const auto kept = [](const Visit& visit) { return visit.output_bytes > 0; };
   const std::vector<Visit>& forward = model.forward;
   if (std::none_of(forward.begin(), forward.end(), kept)) return absl::OkStatus();
-  for (size_t u = 0; u < model.units.size(); ++u) {
-    if (model.units[u].parts.empty()) continue;
-    const ParameterSpec& other = model[model[model.units[u].parts.front()].parameters.front()];
-    const bool of_tensor =
-        other.over_tensor != model[model.units[u].parameters.front()].over_tensor;
-    const UnitSpec& part = model[model.units[u].parts.front()];
-    if (!of_tensor && part.state_block != model.units[u].state_block) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          Label("unit", u, model.units[u].name), " is divided into parameters with states in ",
-          "blocks and others, as '", other.name, "', but the engine keeps boundary activations ",
-          "(Visit::output_bytes): give the model as it was before Engine::Create divided it"));
-    }
-    return absl::InvalidArgumentError(absl::StrCat(
-        Label("unit", u, model.units[u].name), " has parameters ",
-        of_tensor ? "that are whole over tensor, and others" : "of several dtypes", ", as '",
-        other.name, "', whose scopes are open together, but boundary activations of the engine ",
-        "(Visit::output_bytes) pass from one scope to the next: give its parameters one ",
-        of_tensor ? "ParameterSpec::over_tensor, in units of their own if need be"
-                  : "dtype (ParameterSpec::compute)",
-        ", or keep the activations in the trainer (output_bytes 0)"));
+  std::vector<Visit> chain;
+  std::vector<size_t> numbers;
+  for (size_t v = 0; v < forward.size(); ++v) {
+    if (forward[v].of_part) continue;
+    chain.push_back(forward[v]);
+    numbers.push_back(v);
   }
-  const auto gap = std::find_if_not(forward.begin(), forward.end() - 1, kept);
-  if (gap == forward.end() - 1) return absl::OkStatus();
+  const auto gap = std::find_if_not(chain.begin(), chain.end() - 1, kept);
+  if (gap == chain.end() - 1) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
-      "visit ", gap - forward.begin(), " of forward, to ",
+      "visit ", numbers[static_cast<size_t>(gap - chain.begin())], " of forward, to ",
       Label("unit", static_cast<size_t>(gap->unit), model[gap->unit].name),
       ", has output_bytes 0 where another visit has more, so the chain of boundaries is broken; ",
       "give every visit but the last its output_bytes, or none"));

@@ -54,6 +54,13 @@ enum class OverTensor : uint8_t {
   kLocal,  // each tensor rank has a part of its own, as of a column-parallel weight
 };
 
+// Whether an optimizer of whole matrices updates a parameter, if the configuration has one (Muon).
+enum class MatrixUpdate : uint8_t {
+  kByRule,  // of runtime/engine/matrix_groups.h
+  kYes,     // a matrix, or with three dimensions one matrix for each of the first
+  kNo,
+};
+
 struct ParameterSpec {
   std::string name;            // unique in the model; the key in checkpoints
   std::vector<int64_t> shape;  // {}: a scalar
@@ -68,6 +75,10 @@ struct ParameterSpec {
   // understands, as a quantised base. Such a parameter is frozen and never cast, and its values are
   // 0 to 255.
   std::optional<DType> compute = {};
+  MatrixUpdate matrix_update = MatrixUpdate::kByRule;
+  // Rows of the matrices that lie one behind the other in it, as of q, k and v in one. Empty: it is
+  // one matrix. An optimizer of whole matrices takes each by itself.
+  std::vector<int64_t> matrix_rows = {};
   // Every parameter must say it if the engine has tensor ranks: ebb.mesh.tensor, or
   // EngineOptions::verdict.
   OverTensor over_tensor = OverTensor::kUnsaid;
@@ -87,6 +98,9 @@ struct UnitSpec {
   // Set by DivideByDType: the optimizer's states are kept in blocks of so many elements, which no
   // two parameters and no two ranks share. 0: not in blocks.
   int state_block = 0;
+  // Set by DivideByDType: an optimizer of whole matrices (MatrixUpdate::kYes) updates its trainable
+  // parameters.
+  bool has_matrices = false;
 };
 
 // One use of a unit in a round: a forward scope and, from the first trainable visit on, a backward
@@ -103,6 +117,9 @@ struct Visit {
   bool forward = true;
   bool backward = true;
   bool gradients = true;
+  // Set by DivideByDType: to a part, inside of the scope of its unit. Such a visit is none of those
+  // that boundaries pass through.
+  bool of_part = false;
 };
 
 // A scope opens or closes: a visit's forward, its backward, or a recompute (Step::Recompute), a
@@ -169,12 +186,11 @@ int64_t Elements(std::span<const int64_t> shape);
 
 struct StateBlocks {
   int elements = 0;  // of a block of an optimizer state; 0: states are not in blocks
-  // Smaller parameters have states that are not in blocks. If the engine keeps boundaries
-  // (Visit::output_bytes), only units without a larger parameter have.
+  // Smaller parameters have states that are not in blocks.
   int64_t least_size = 0;
 };
-// A plan's units have one dtype each, are whole over tensor or not, and have states in blocks or
-// not. A unit with several kinds keeps those parameters that are as its first trainable one, which
+// A plan's units have one dtype each, are whole over tensor or not, have states in blocks or not,
+// and have matrices (UnitSpec::has_matrices) or others. A unit with several kinds keeps those parameters that are as its first trainable one, which
 // is one that is not whole if there is any; the others become parts, which are visited with it.
 // `compute`: the config's dtype. Engine::Create and PredictProgram do this; it changes nothing of a
 // model that is divided.

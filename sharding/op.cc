@@ -39,6 +39,10 @@ constexpr RoleFacts kRoleFacts[] = {
     {kConcludeNorms, "conclude norms", Code::kHost},
     {kCopyControl, "copy control", Code::kCopy},
     {kUpdate, "update", Code::kUpdate},
+    {kMomentum, "momentum", Code::kUpdate},
+    {kToOwners, "to owners", Code::kRedistribute, kShardAxes, Spread::kSlice, Spread::kOwned},
+    {kOrthogonalise, "orthogonalise", Code::kUpdate},
+    {kFromOwners, "from owners", Code::kRedistribute, kShardAxes, Spread::kOwned, Spread::kSlice},
     Gathers(kRefresh, "refresh", kShardAxes),
     Brings(kRead, "read", Code::kTransfer),
     Brings(kUpload, "upload", Code::kCopy),
@@ -62,6 +66,7 @@ const RoleFacts& FactsOf(Role role) {
 
 Movement MovementOf(Role role) {
   const RoleFacts& facts = FactsOf(role);
+  if (facts.from == Spread::kOwned || facts.to == Spread::kOwned) return Movement::kAllToAllV;
   if (facts.from == Spread::kSlice) return Movement::kAllGather;
   return facts.to == Spread::kSlice ? Movement::kReduceScatter : Movement::kAllReduce;
 }

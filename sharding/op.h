@@ -62,20 +62,28 @@ enum class Role : uint8_t {
   kConcludeNorms,   // the constants that follow from them: records r, constants rw
   kCopyControl,     // records, norms and constants, between the control block and the device
   kUpdate,          // the optimizer, one sub-group of a unit
-  kRefresh,         // all-gather of updated parameters of units that are kept whole
-  kRead,            // moves from the swap file to host memory
-  kUpload,          // moves from host memory to the device
-  kDownload,        // moves from the device to host memory
-  kWrite,           // moves from host memory to the swap file
-  kCastMasters,     // low-precision copies of masters in host memory, by sub-group, for a gather
-  kSave,            // reads masters, parameters and states of a unit for a save beside steps
+  // Muon, of a unit of matrices: the direction of a sub-group, as kUpdate's operands, but the master
+  // w is the wide direction, and the parameter w the direction; all-to-all-v of directions to the
+  // owners of matrices; Newton-Schulz's iteration: matrices rw, scratch w; all-to-all-v back. Then
+  // kUpdate of each sub-group, whose gradient r is its part of that.
+  kMomentum,
+  kToOwners,
+  kOrthogonalise,
+  kFromOwners,
+  kRefresh,      // all-gather of updated parameters of units that are kept whole
+  kRead,         // moves from the swap file to host memory
+  kUpload,       // moves from host memory to the device
+  kDownload,     // moves from the device to host memory
+  kWrite,        // moves from host memory to the swap file
+  kCastMasters,  // low-precision copies of masters in host memory, by sub-group, for a gather
+  kSave,         // reads masters, parameters and states of a unit for a save beside steps
 };
 inline constexpr int kRoles = static_cast<int>(Role::kSave) + 1;
 // Operands of kSeal before the shards, in which it finds the name of what is not finite.
 inline constexpr int kSealShards = 3;
 
 // How ranks move what they share: by from and to of RoleFacts.
-enum class Movement : uint8_t { kAllGather, kReduceScatter, kAllReduce };
+enum class Movement : uint8_t { kAllGather, kReduceScatter, kAllReduce, kAllToAllV };
 
 struct RoleFacts {
   Role role{};

@@ -111,7 +111,7 @@ StatePlacement DecidePlacement(const Decisions& d, const ModelLayout& layout,
 
 bool SharesMasters(const Decisions& d, const SubGroup& group, Tier parameter) {
   return d.shares_reads && !d.reads_parameters(group.unit) && !d.carried[group.unit] &&
-         group.tier == Tier::kNvme && parameter == Tier::kNvme;
+         !d.has_matrices(group.unit) && group.tier == Tier::kNvme && parameter == Tier::kNvme;
 }
 
 std::string WhyNoneIsOffloaded(const Decisions& d, const StatePlacement& placement,

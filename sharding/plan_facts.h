@@ -91,8 +91,9 @@ inline Place OutputPlace(const Plan& plan, int visit, bool is_gradient, int inde
   const Purpose purpose = is_gradient ? Purpose::kOutputGradient : Purpose::kOutput;
   return plan.table.TurnOf(plan.table.Find(purpose, visit), index_in_round);
 }
-inline Place WalkOutputPlace(const Plan& plan, int visit, int micro_batch) {
-  return plan.table.TurnOf(plan.table.Find(Purpose::kWalkOutputs), 2 * micro_batch + visit % 2);
+// `boundary`: counts the visits that boundaries pass through.
+inline Place WalkOutputPlace(const Plan& plan, int boundary, int micro_batch) {
+  return plan.table.TurnOf(plan.table.Find(Purpose::kWalkOutputs), 2 * micro_batch + boundary % 2);
 }
 
 inline NormRecords NormRecordsOf(const Plan& plan) {

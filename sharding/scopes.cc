@@ -24,6 +24,19 @@ int FirstTrainableVisit(const ModelSpec& model) {
   return static_cast<int>(found - model.forward.begin());
 }
 
+int BoundaryBefore(const ModelSpec& model, int visit) {
+  if (model.forward[visit].of_part) return -1;
+  int before = visit - 1;
+  while (before >= 0 && model.forward[before].of_part) --before;
+  return before;
+}
+
+bool HandsOn(const ModelSpec& model, int visit) {
+  const auto at = model.forward.begin() + visit;
+  return !at->of_part && std::any_of(at + 1, model.forward.end(),
+                                     [](const Visit& behind) { return !behind.of_part; });
+}
+
 std::vector<ScopeEvent> EventsOfRound(const ModelSpec& model) {
   if (!model.order.empty()) return model.order;
   std::vector<ScopeEvent> events;
@@ -214,7 +227,8 @@ absl::Status OrderCheck::OpenRecompute(int number) {
 
 // A boundary passes from one scope to the next.
 absl::Status OrderCheck::OpenWithBoundaries(int number) {
-  if (!OwnsBoundaries() || open_.empty()) return absl::OkStatus();
+  if (!OwnsBoundaries() || open_.empty() || VisitOf(events_[number].visit).of_part)
+    return absl::OkStatus();
   return Refuse(
       Event(number), " while ", NameOf(events_[open_.back()].visit), " is open, since event ",
       open_.back(),
@@ -302,19 +316,22 @@ absl::Status OrderCheck::CheckBoundaries() {
       ", but boundary activations of the engine (Visit::output_bytes) pass through all visits in "
       "their order: ";
   for (int v = 0; v < visits; ++v) {
-    const bool is_last = v + 1 == visits;
+    if (VisitOf(v).of_part) continue;
+    const bool is_last = !HandsOn(model_, v);
+    int behind = v + 1;
+    while (!is_last && VisitOf(behind).of_part) ++behind;
     const ScopeTimes forward = Times(v, kForward), backward = Times(v, kBackward);
     if (forward.opened == kNever && !is_last)
       return Refuse(NameOf(v), " has no forward", kChain, "set Visit::forward");
     if (is_last) continue;
-    const ScopeTimes next = Times(v + 1, kForward), after = Times(v + 1, kBackward);
+    const ScopeTimes next = Times(behind, kForward), after = Times(behind, kBackward);
     if (next.opened != kNever && next.opened < forward.opened) {
       return Refuse(Event(next.opened), " before that of visit ", v, kChain,
                     "let forward come in the order of ModelSpec::forward");
     }
     if (backward.opened == kNever) continue;
     if (after.opened == kNever) {
-      return Refuse(NameOf(v), " has a backward and visit ", v + 1, " has none", kChain,
+      return Refuse(NameOf(v), " has a backward and visit ", behind, " has none", kChain,
                     "set Visit::backward of all visits behind a trainable one");
     }
     if (after.opened > backward.opened) {
@@ -364,7 +381,10 @@ std::vector<PlannedScope> ScopesOfEvents(const ModelSpec& model,
                         .unit = static_cast<int>(model.forward[visit].unit),
                         .open_tick = tick,
                         .gradients = event.backward && gradients[visit],
-                        .input_gradient = event.backward && visit > 0 && backward[visit - 1]});
+                        .input = BoundaryBefore(model, event.visit),
+                        .hands_on = HandsOn(model, event.visit)});
+      PlannedScope& scope = scopes.back();
+      scope.input_gradient = event.backward && scope.input >= 0 && backward[scope.input];
       continue;
     }
     const auto closed = std::find_if(open.begin(), open.end(), [&](size_t s) {

@@ -32,6 +32,12 @@ std::vector<ScopeEvent> EventsOfRound(const ModelSpec& model);
 std::vector<bool> VisitsWithBackward(const ModelSpec& model);
 std::vector<bool> VisitsWithGradients(const ModelSpec& model);
 
+// Boundaries pass from visit to visit, but for visits to parts (Visit::of_part). The visit whose
+// output this one reads; -1: none.
+int BoundaryBefore(const ModelSpec& model, int visit);
+// Whether another visit reads this one's output.
+bool HandsOn(const ModelSpec& model, int visit);
+
 // The rules of ModelSpec::order and of Visit's flags. The model passes all other checks.
 absl::Status CheckOrder(const ModelSpec& model);
 
@@ -64,6 +70,8 @@ struct PlannedScope {
   // Ticks of the step: 0 is its begin, and every opening or closing is the next one.
   int open_tick = 0, close_tick = 0;
   bool gradients = false;  // backward: takes the unit's gradients
+  int input = -1;          // BoundaryBefore its visit
+  bool hands_on = false;   // HandsOn
   // Backward: the visit before has a backward too, which takes the gradient of this visit's input.
   bool input_gradient = false;
   bool is_reduced = false;  // its gradients are reduced once it has closed

@@ -280,7 +280,7 @@ OpList LowerAsyncRead(const Plan& plan, int shard, bool has_second_places) {
   const auto add_unit = [&](int unit) {
     add({.what = StateClass::kParameter, .unit = unit, .trainable = false});
     add({.what = StateClass::kMaster, .unit = unit});
-    for (int state = 0; state < plan.decisions.optimizer_states; ++state)
+    for (int state = 0; state < plan.decisions.states_of(unit); ++state)
       add({.what = StateClass::kOptimizer, .unit = unit, .state = state});
   };
   // Updates of arrays with a second place wait for this operation alone.
@@ -323,7 +323,7 @@ OpList LowerSpread(const Plan& plan, int unit, const SpreadClasses& classes) {
     const Place master = table.PlaceOf(table.Find(Purpose::kMaster, unit));
     if (masters && !d.reads_parameters(unit)) whole(master, DType::kFloat32);
     const auto for_states = [&](const auto& each) {
-      for (int k = 0; classes.states && k < d.optimizer_states; ++k)
+      for (int k = 0; classes.states && k < d.states_of(unit); ++k)
         each(table.PlaceOf(table.Find(Purpose::kState, unit, true, k)), d.state_encoding(unit, k));
     };
     for_states([&](const Place& place, const Encoding& encoding) {

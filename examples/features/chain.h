@@ -8,6 +8,7 @@
 //   state.cc         state is read, written and gathered; a run goes on from saved state; gradients
 //                    are read before the update
 //   encodings.cc     optimizer states have 8 bits
+//   matrices.cc      Muon updates matrices, and AdamW the rest
 //   engines.cc       two engines use a device in turn; ranks form the worlds of a divided model
 //   optimizer.h      Lion as a trainer's own optimizer
 //   communicator.h   a communicator that calls another one and counts the calls
@@ -65,6 +66,9 @@ absl::Status LookAtGradients(ebb::Engine& engine, const std::vector<Layer>& chai
 
 // encodings.cc
 absl::Status TrainWith8BitStates(const ebb::World& world, const std::vector<Sample>& samples);
+
+// matrices.cc
+absl::Status TrainMatrices(const ebb::World& world, const std::vector<Sample>& samples);
 
 // engines.cc
 absl::Status TrainTwoEngines(const ebb::World& world, ebb::Engine& policy,

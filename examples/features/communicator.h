@@ -32,6 +32,8 @@ class CountingCommunicator : public ebb::CommunicatorBackend {
         return inner_.Broadcast(stream, call.spans, call.dtype, call.peer);
       case ebb::CollectiveKind::kAllToAll:
         return inner_.AllToAll(stream, call.spans, call.dtype);
+      case ebb::CollectiveKind::kAllToAllV:
+        return inner_.AllToAllV(stream, call.spans, call.dtype);
       case ebb::CollectiveKind::kSend:
         return inner_.Send(stream, call.spans, call.dtype, call.peer);
       case ebb::CollectiveKind::kReceive:

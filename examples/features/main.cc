@@ -72,6 +72,7 @@ absl::Status Train(ebb::World world) {
            [&] { return TrainWithGradientsOf("fp32", counted, samples); },
            [&] { return TrainWithGradientsOf("bf16", counted, samples); },
            [&] { return TrainWith8BitStates(counted, samples); },
+           [&] { return TrainMatrices(counted, samples); },
            [&] { return TrainTwoEngines(counted, *engine, chain, samples); },
            [&] { return TrainStep(*engine, chain, samples); },
            [&] { return GoOnUnderARoot(*engine); }}) {

@@ -19,4 +19,15 @@ struct CastArrays {
   float factor = 1;  // applied before the number is rounded
 };
 
+// The arguments of a matrix's scaling by its norm (newton_schulz.h), which a kernel has summed.
+struct NormaliseArrays {
+  const void* source = nullptr;
+  DType source_dtype = DType::kFloat32;
+  void* destination = nullptr;
+  DType destination_dtype = DType::kFloat32;
+  int64_t count = 0;
+  const double* squares = nullptr;
+  float epsilon = 0;
+};
+
 }  // namespace ebb::optim

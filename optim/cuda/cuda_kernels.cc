@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "ebb/optim/cuda/launch.h"
+#include "ebb/optim/cuda/matrix_products.h"
 #include "ebb/optim/kernels.h"
 #include "ebb/optim/stochastic_rounding.h"
 #include "ebb/runtime/base/status_macros.h"
@@ -120,6 +121,39 @@ class CudaKernels : public Kernels {
             [&](cudaStream_t native) { return LaunchUpdate(grids_, native, rule, arrays, runs); });
   }
 
+  absl::Status LoadProducts() override {
+    if (products_ != nullptr) return absl::OkStatus();
+    const CudaCurrent current(context_->ordinal());
+    EBB_ASSIGN_OR_RETURN(products_, MatrixProducts::Open());
+    return absl::OkStatus();
+  }
+
+  // The sum of squares lies behind the sums of its blocks, where no product has been written yet.
+  void Orthogonalise(Stream& stream, const NewtonSchulz& rule,
+                     const MatrixArrays& arrays) override {
+    assert(products_ != nullptr);
+    const int64_t count = arrays.rows * arrays.columns;
+    const NewtonSchulzScratch scratch(arrays.rows, arrays.columns, SizeOf(arrays.dtype));
+    auto* const blocks = reinterpret_cast<double*>(arrays.scratch + scratch.gram);
+    auto* const squares = reinterpret_cast<double*>(arrays.scratch + scratch.polynomial);
+    SumOfSquares(stream, arrays.matrix, arrays.dtype, count,
+                 {blocks, static_cast<size_t>(NormBlocks(count))}, squares);
+    Enqueue(stream, "launching the scaling of a matrix", [&](cudaStream_t native) {
+      return LaunchNormalise(grids_, native,
+                             {.source = arrays.matrix,
+                              .source_dtype = arrays.dtype,
+                              .destination = IterationStart(rule, arrays),
+                              .destination_dtype = arrays.dtype,
+                              .count = count,
+                              .squares = squares,
+                              .epsilon = rule.epsilon});
+    });
+    Iterate(rule, arrays, [&](const Product& product) {
+      Enqueue(stream, "multiplying matrices",
+              [&](cudaStream_t native) { return products_->Multiply(native, product); });
+    });
+  }
+
  private:
   void Launch(Stream& stream, const CastArrays& arrays) {
     Enqueue(stream, "launching a cast",
@@ -135,6 +169,7 @@ class CudaKernels : public Kernels {
 
   const std::shared_ptr<CudaContext> context_;
   const Grids grids_;
+  std::unique_ptr<MatrixProducts> products_;
 };
 
 }  // namespace

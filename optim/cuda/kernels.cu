@@ -346,6 +346,7 @@ class Loader {
 cudaError_t LoadKernels(Grids* grids) {
   Loader loader;
   loader.Load(&EachElementKernel<cuda::CastWork, CastArrays>, &grids->cast);
+  loader.Load(&EachElementKernel<cuda::NormaliseWork, NormaliseArrays>, &grids->normalise);
   loader.Load(&EachElementKernel<cuda::LoadMasterWork<true>, MasterArrays>, &grids->load_master[0]);
   loader.Load(&EachElementKernel<cuda::LoadMasterWork<false>, MasterArrays>,
               &grids->load_master[1]);
@@ -374,6 +375,11 @@ cudaError_t LoadKernels(Grids* grids) {
 
 cudaError_t LaunchCast(const Grids& grids, cudaStream_t stream, const CastArrays& arrays) {
   return LaunchEach<cuda::CastWork>(stream, grids.cast, arrays);
+}
+
+cudaError_t LaunchNormalise(const Grids& grids, cudaStream_t stream,
+                            const NormaliseArrays& arrays) {
+  return LaunchEach<cuda::NormaliseWork>(stream, grids.normalise, arrays);
 }
 
 cudaError_t LaunchLoadMaster(const Grids& grids, cudaStream_t stream, const MasterArrays& arrays) {

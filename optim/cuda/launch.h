@@ -16,7 +16,7 @@ namespace ebb::optim {
 
 // The largest grids of one device, in blocks of threads (resident_blocks.h).
 struct Grids {
-  int cast = 1, accumulate = 1, level = 1;
+  int cast = 1, accumulate = 1, level = 1, normalise = 1;
   int squares[3] = {1, 1, 1};  // with 4, 8 and 16 threads for each block of a norm
   int load_master[2] = {1, 1}, store_master[2] = {1, 1};  // for a split master, for a parameter
   int update[kUpdateRules][3] = {};                       // for each UpdateRule and MasterForm
@@ -30,6 +30,7 @@ cudaError_t LoadKernels(Grids* grids);
 
 // `grids`: of the current device.
 cudaError_t LaunchCast(const Grids& grids, cudaStream_t stream, const CastArrays& arrays);
+cudaError_t LaunchNormalise(const Grids& grids, cudaStream_t stream, const NormaliseArrays& arrays);
 cudaError_t LaunchLoadMaster(const Grids& grids, cudaStream_t stream, const MasterArrays& arrays);
 // Elements with one key (kRoundingKeyElements) if the parameter is the master.
 cudaError_t LaunchStoreMaster(const Grids& grids, cudaStream_t stream, const MasterArrays& arrays);

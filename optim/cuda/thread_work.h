@@ -109,6 +109,34 @@ struct CastWork {
   }
 };
 
+struct NormaliseWork {
+  static constexpr int kMany = 1;
+  const NormaliseArrays& arrays;
+  float factor;
+
+  explicit EBB_HOST_DEVICE NormaliseWork(const NormaliseArrays& of)
+      : arrays(of), factor(NormFactorOf(of)) {}
+
+  static Cut CutOf(const NormaliseArrays& arrays) { return CutForBoth(arrays); }
+  static EBB_HOST_DEVICE float NormFactorOf(const NormaliseArrays& of) {
+    const double norm = sqrt(*of.squares), least = of.epsilon;
+    return static_cast<float>(1 / (norm > least ? norm : least));
+  }
+
+  template <int kWidth, int kTimes>
+  EBB_HOST_DEVICE void At(int64_t first, int64_t stride) const {
+    Packed<kWidth> loaded[kTimes];
+    LoadAll(arrays.source, SizeOf(arrays.source_dtype), first, stride, loaded);
+    for (int m = 0; m < kTimes; ++m) {
+      float numbers[kWidth];
+      Unpack(loaded[m], arrays.source_dtype, numbers);
+      for (float& number : numbers) number = Ops::Mul(number, factor);
+      Store(Pack(numbers, arrays.destination_dtype, Rounding::kNearest), arrays.destination,
+            SizeOf(arrays.destination_dtype), first + m * stride);
+    }
+  }
+};
+
 // For a split master, or a parameter that is the master.
 inline Cut CutForMaster(const MasterArrays& arrays) {
   return CutFor(arrays.count, {{arrays.master, 4}, {arrays.parameter, 2}, {arrays.low, 2}});

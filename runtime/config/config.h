@@ -6,6 +6,7 @@
 // of keys, ranges and meanings.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -22,7 +23,17 @@
 
 namespace ebb {
 
-enum class OptimizerType { kAdam, kAdamW, kSgd, kLion, kAdagrad, kRmsprop, kLamb, kLars };
+enum class OptimizerType {
+  kAdam,
+  kAdamW,
+  kSgd,
+  kLion,
+  kAdagrad,
+  kRmsprop,
+  kLamb,
+  kLars,
+  kMuon,
+};
 // Whether an update first needs norms of whole parameters.
 constexpr bool TakesNorms(OptimizerType type) {
   return type == OptimizerType::kLamb || type == OptimizerType::kLars;
@@ -42,9 +53,9 @@ struct OptimizerConfig {
   bool bias_correction = true;
   // adam_w_mode. "Adam" has it too unless adam_w_mode is false, as in DeepSpeed.
   bool decoupled_weight_decay = true;
-  double momentum = 0;                   // SGD, RMSprop, LARS
+  double momentum = 0;                   // SGD, RMSprop, LARS, Muon
   double dampening = 0;                  // SGD, LARS
-  bool nesterov = false;                 // SGD, LARS
+  bool nesterov = false;                 // SGD, LARS, Muon
   double lr_decay = 0;                   // Adagrad
   double initial_accumulator_value = 0;  // Adagrad
   double alpha = 0.99;                   // RMSprop
@@ -53,6 +64,15 @@ struct OptimizerConfig {
   double max_coefficient = 10, min_coefficient = 0.01;
   bool epsilon_inside_root = false;  // LAMB: eps_inside_sqrt
   double trust_coefficient = 0.001;  // LARS
+  // Muon (newton_schulz.h), which updates matrices. AdamW updates all other parameters, with a rate
+  // of its own and the betas and epsilon above.
+  std::optional<double> adam_learning_rate = {};  // unset: learning_rate
+  int64_t newton_schulz_steps = 5;
+  std::array<double, 3> newton_schulz_coefficients = {3.4445, -4.7750, 2.0315};
+  DType newton_schulz_dtype = DType::kBFloat16;  // fp32 or bf16
+  // adjust_lr_fn: the update is scaled to the usual size of AdamW's (Liu et al. 2025, "Muon is
+  // scalable for LLM training", section 2.2), or as Jordan et al. have it.
+  bool matches_adamw_size = false;
   OptimizerStates states = OptimizerStates::kFloat32;
   int64_t min_8bit_size = 4096;  // smaller parameters have fp32 states beside 8-bit ones
 
@@ -166,6 +186,10 @@ struct ZeroConfig {
 struct ParameterGroupConfig {
   double lr_factor = 1;
   std::optional<double> weight_decay = {};
+  // Muon: whether matrices of this group are its; unset: by the rule of matrix_groups.h. A parameter
+  // of the group is so many matrices of equal rows, one behind the other: q, k and v, or heads.
+  std::optional<bool> use_muon = {};
+  int64_t muon_matrices = 1;
   // Replaces the top-level one, with its own learning rate.
   std::optional<OptimizerConfig> optimizer = {};
 

@@ -89,6 +89,11 @@ void CompleteOptimizer(const Values& values, OptimizerConfig& optimizer,
                      " is false, but AdamW always decouples weight decay, as in DeepSpeed; "
                      "choose \"Adam\""});
   }
+  // "lr" is then AdamW's.
+  if (const Json* muon = values.Value("optimizer.params.muon_lr")) {
+    if (!optimizer.adam_learning_rate) optimizer.adam_learning_rate = optimizer.learning_rate;
+    optimizer.learning_rate = muon->get<double>();
+  }
 }
 
 void CompleteScheduler(const Values& values, Config& config) {

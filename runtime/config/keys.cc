@@ -50,6 +50,8 @@ std::string AllowedKind(const Key& key) {
       return "a number" + Range(key);
     case Kind::kNumberPair:
       return "two numbers in brackets, each" + Range(key);
+    case Kind::kNumberTriple:
+      return "three numbers in brackets, each" + Range(key);
     case Kind::kBytes:
       return "bytes, as an integer" + Range(key) + " or text such as \"4MiB\"";
     case Kind::kText:

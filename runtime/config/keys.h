@@ -23,7 +23,8 @@ enum class Kind : uint8_t {
   kInteger,    // 5e8 is one
   kNumber,
   kNumberPair,  // [0.9, 0.999]
-  kBytes,       // an integer, or text such as "4MiB"
+  kNumberTriple,
+  kBytes,  // an integer, or text such as "4MiB"
   kText,
   kPaths,  // a path, or a list of them
   kWord,   // one of `words`, in any case
@@ -46,7 +47,7 @@ struct Key {
   // The key's meaning in one line. kRefused: the reason, as the end of the error.
   std::string_view meaning;
 
-  // kInteger, kNumber, kNumberPair: the range; an open end excludes its bound.
+  // kInteger, kNumber, kNumberPair, kNumberTriple: the range; an open end excludes its bound.
   double least = -std::numeric_limits<double>::infinity();
   double most = std::numeric_limits<double>::infinity();
   bool least_is_open = false, most_is_open = false;

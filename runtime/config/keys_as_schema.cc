@@ -56,8 +56,13 @@ Json OfKind(const Key& key) {
     case Kind::kNumber:
       return Number(key, "number");
     case Kind::kNumberPair:
-      return {
-          {"type", "array"}, {"items", Number(key, "number")}, {"minItems", 2}, {"maxItems", 2}};
+    case Kind::kNumberTriple: {
+      const int numbers = key.kind == Kind::kNumberPair ? 2 : 3;
+      return {{"type", "array"},
+              {"items", Number(key, "number")},
+              {"minItems", numbers},
+              {"maxItems", numbers}};
+    }
     case Kind::kBytes:
       return {
           {"anyOf",

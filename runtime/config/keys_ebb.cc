@@ -63,6 +63,12 @@ std::vector<Row> Groups() {
       {"parameter_groups.*.lr_factor", &G::lr_factor, "times the learning rate", From(0)},
       {"parameter_groups.*.weight_decay", &G::weight_decay, "weight decay of the group", From(0),
        IfAbsent("the optimizer's")},
+      {"parameter_groups.*.use_muon", &G::use_muon,
+       "whether Muon updates the matrices of the group", IfAbsent("by their names")},
+      {"parameter_groups.*.muon_matrices", &G::muon_matrices,
+       "into how many matrices of equal rows Muon divides a parameter of the group: q, k and v in "
+       "one, or heads",
+       From(1), IfAbsent("one")},
       OtherName("parameter_groups.*.optimizer", "optimizer"),
   };
 }

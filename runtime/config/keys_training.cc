@@ -1,4 +1,6 @@
 // Rows about training itself: batch, precision, gradients, optimizer and scheduler.
+#include <array>
+
 #include "ebb/runtime/config/key_rows.h"
 
 namespace ebb::config {
@@ -37,6 +39,15 @@ Field Betas() {
   field.give = [](Config& config) {
     return Json::array({config.optimizer.beta1, config.optimizer.beta2});
   };
+  return field;
+}
+
+Field Coefficients() {
+  Field field(kNumberTriple);
+  field.take = [](const Json& value, Config& config) {
+    config.optimizer.newton_schulz_coefficients = value.get<std::array<double, 3>>();
+  };
+  field.give = [](Config& config) { return Json(config.optimizer.newton_schulz_coefficients); };
   return field;
 }
 
@@ -119,9 +130,9 @@ std::vector<Row> Optimizer() {
   using O = OptimizerConfig;
   return {
       {"optimizer", kOpenBlock, "the update rule; AdamW with its defaults when not given"},
-      {"optimizer.type", Choice(&O::type, "Adam|AdamW|SGD|Lion|Adagrad|RMSprop|Lamb|Lars"),
+      {"optimizer.type", Choice(&O::type, "Adam|AdamW|SGD|Lion|Adagrad|RMSprop|Lamb|Lars|Muon"),
        "not built, but you can write your own (EngineOptions::optimizer, an OptimizerSpec)",
-       NotBuilt("Muon|OneBitAdam|ZeroOneAdam|OneBitLamb|MuAdam|MuAdamW|MuSGD|Adadelta|Adafactor|"
+       NotBuilt("OneBitAdam|ZeroOneAdam|OneBitLamb|MuAdam|MuAdamW|MuSGD|Adadelta|Adafactor|"
                 "Adamax|ASGD|LBFGS|NAdam|RAdam|Rprop|SparseAdam")},
       {"optimizer.params", kBlock, "parameters of the optimizer"},
   };
@@ -132,11 +143,14 @@ std::vector<Row> OptimizerParams() {
   return {
       {"lr", &O::learning_rate, "learning rate; 0.01 when not given to Adagrad or RMSprop",
        From(0, kLargestRate), DefaultFor("Adagrad|RMSprop", "0.01")},
-      {"betas", Betas(), "decay of the two moments; Lion: of the added and of the kept momentum",
-       Below(0, 1), For("Adam|AdamW|Lion|Lamb"), Default("[0.9, 0.999]")},
-      {"eps", &O::epsilon, "added to the denominator; 1e-10 when not given to Adagrad", From(0),
-       For("Adam|AdamW|Adagrad|RMSprop|Lamb|Lars"), Default("1e-8"),
-       DefaultFor("Adagrad", "1e-10")},
+      {"betas", Betas(),
+       "decay of the two moments; Lion: of the added and of the kept momentum; Muon: AdamW's, "
+       "[0.9, 0.95] when not given",
+       Below(0, 1), For("Adam|AdamW|Lion|Lamb|Muon"), Default("[0.9, 0.999]"),
+       DefaultFor("Muon", "[0.9, 0.95]")},
+      {"eps", &O::epsilon, "added to the denominator; 1e-10 when not given to Adagrad or Muon",
+       From(0), For("Adam|AdamW|Adagrad|RMSprop|Lamb|Lars|Muon"), Default("1e-8"),
+       DefaultFor("Adagrad|Muon", "1e-10")},
       {"weight_decay", &O::weight_decay, "weight decay", From(0)},
       {"bias_correction", &O::bias_correction, "whether moments are corrected",
        For("Adam|AdamW|Lamb")},
@@ -154,9 +168,11 @@ std::vector<Row> OptimizerParams() {
        For("Adam|AdamW")},
       {"amsgrad", kFlag, "not built", kUnlessFalse, For("Adam|AdamW|Lamb")},
       {"maximize", kFlag, "not built: turn the loss's sign", kUnlessFalse},
-      {"momentum", &O::momentum, "momentum", From(0, 1), For("SGD|RMSprop|Lars")},
+      {"momentum", &O::momentum, "momentum; 0.95 when not given to Muon", From(0, 1),
+       For("SGD|RMSprop|Lars|Muon"), DefaultFor("Muon", "0.95")},
       {"dampening", &O::dampening, "dampening of the momentum", From(0, 1), For("SGD|Lars")},
-      {"nesterov", &O::nesterov, "Nesterov's momentum", For("SGD|Lars")},
+      {"nesterov", &O::nesterov, "Nesterov's momentum; true when not given to Muon",
+       For("SGD|Lars|Muon"), DefaultFor("Muon", "true")},
       {"lr_decay", &O::lr_decay, "the rate of step n is lr / (1 + (n - 1) * lr_decay)", From(0),
        For("Adagrad")},
       {"initial_accumulator_value", &O::initial_accumulator_value,
@@ -167,14 +183,34 @@ std::vector<Row> OptimizerParams() {
        For("RMSprop")},
       {"states", Choice(&O::states, "fp32|bf16|8bit"),
        "how the optimizer's states are kept; 8bit: a byte for each element, and a scale for each "
-       "256 (bitsandbytes' and torchao's 8-bit optimizers)",
-       For("Adam|AdamW|SGD|Lion|Adagrad|RMSprop"), Default("fp32")},
+       "256 (bitsandbytes' and torchao's 8-bit optimizers); Muon: those of AdamW beside it",
+       For("Adam|AdamW|SGD|Lion|Adagrad|RMSprop|Muon"), Default("fp32")},
       {"min_8bit_size", &O::min_8bit_size,
        "parameters with fewer elements, such as biases and norms, keep fp32 states beside 8-bit "
-       "ones, if the engine keeps no boundary activations",
-       From(0), For("Adam|AdamW|SGD|Lion|Adagrad|RMSprop")},
+       "ones",
+       From(0), For("Adam|AdamW|SGD|Lion|Adagrad|RMSprop|Muon")},
       {"max_grad_norm", kAnything, "clipping is not the optimizer's: set \"gradient_clipping\"",
        RefusedUnless("")},
+  };
+}
+
+std::vector<Row> MuonParams() {
+  using O = OptimizerConfig;
+  return {
+      {"muon_lr", kNumber, "learning rate of matrices, instead of `lr`", From(0, kLargestRate),
+       For("Muon")},
+      {"adam_lr", &O::adam_learning_rate,
+       "learning rate of the parameters that AdamW updates beside Muon", From(0, kLargestRate),
+       For("Muon"), IfAbsent("`lr`")},
+      {"ns_steps", &O::newton_schulz_steps, "steps of Newton-Schulz's iteration", From(1, 100),
+       For("Muon")},
+      {"ns_coefficients", Coefficients(), "its coefficients", From(-1e3, 1e3), For("Muon")},
+      {"ns_dtype", Choice(&O::newton_schulz_dtype, "fp32|bf16"),
+       "the type of its matrices; bf16 is torch's and DeepSpeed's", For("Muon")},
+      {"adjust_lr_fn", Choice(&O::matches_adamw_size, "original|match_rms_adamw"),
+       "how an update follows from the shape of a matrix with A rows and B columns: times "
+       "sqrt(max(1, A / B)), or 0.2 sqrt(max(A, B))",
+       For("Muon")},
   };
 }
 
@@ -246,6 +282,7 @@ std::vector<Section> TrainingSections() {
           {"", Bf16AndOtherDTypes()},
           {"", Optimizer()},
           {"optimizer.params.", OptimizerParams()},
+          {"optimizer.params.", MuonParams()},
           {"", Scheduler()},
           {"scheduler.params.", SchedulerParams()}};
 }

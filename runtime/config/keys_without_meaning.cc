@@ -75,6 +75,7 @@ constexpr WithoutMeaning kList[] = {
     {kParameters, "torch_adam|fused|foreach|capturable|differentiable|fp32_optimizer_states",
      kOnePass},
     {kParameters, "set_grad_none", "gradients are the engine's"},
+    {kParameters, "ns_method", "one form of the iteration is built, which gives the same matrices"},
 
     {kZero,
      "contiguous_gradients|use_multi_rank_bucket_allreduce|allgather_partitions|round_robin_"
@@ -101,7 +102,7 @@ constexpr WithoutMeaning kList[] = {
     {kZero, "ignore_unused_parameters", "the gradient of a parameter that was not used is zero"},
     {kZero, "memory_efficient_linear", "kernels belong to the trainer"},
     {kZero, "enable_sanity_checks", "ranks compare a hash of their scopes at every step"},
-    {kZero, "save_muon_momentum_buffer_in_memory", "there is no Muon"},
+    {kZero, "save_muon_momentum_buffer_in_memory", "Muon's momentum is where all states are"},
     {kZero, "cpu_offload_use_pin_memory", "pin_memory of each tier replaces it"},
     {kOffloadOptimizerPrefix, "pipeline_read|pipeline_write|pipeline", kAlwaysBeside},
     {kOffloadOptimizerPrefix, "fast_init", "initial states are always streamed"},

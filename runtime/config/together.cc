@@ -1,6 +1,7 @@
 #include <cmath>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "ebb/runtime/base/io_backend.h"
 #include "ebb/runtime/base/message.h"
@@ -130,6 +131,16 @@ void CheckMesh(const MeshConfig& mesh, Problems& problems) {
                         "engine on a part of the world (World::Split)"});
 }
 
+std::vector<const OptimizerConfig*> MuonsOf(const Config& config) {
+  std::vector<const OptimizerConfig*> muons;
+  if (config.optimizer.type == OptimizerType::kMuon) muons.push_back(&config.optimizer);
+  for (const auto& [name, group] : config.ebb.parameter_groups) {
+    if (group.optimizer && group.optimizer->type == OptimizerType::kMuon)
+      muons.push_back(&*group.optimizer);
+  }
+  return muons;
+}
+
 void CheckGroup(const Config& config, const std::string& name, const ParameterGroupConfig& group,
                 Problems& problems) {
   const std::string path = Join({"ebb.parameter_groups.", name});
@@ -137,6 +148,22 @@ void CheckGroup(const Config& config, const std::string& name, const ParameterGr
     problems.AddConflict("ebb.parameter_groups",
                          {" has a group without a name; give it one "
                           "(parameters without a group use \"optimizer\")"});
+  }
+  const OptimizerConfig& optimizer = group.optimizer ? *group.optimizer : config.optimizer;
+  if (optimizer.type != OptimizerType::kMuon && (group.use_muon || group.muon_matrices > 1)) {
+    problems.AddConflict(Join({path, group.use_muon ? ".use_muon" : ".muon_matrices"}),
+                         {" is given, but the optimizer of the group is not Muon; choose that, or "
+                          "leave it out"});
+  }
+  // Whatever Muon's optimizers differ in, one exchange has matrices of one type.
+  for (const OptimizerConfig* const other : MuonsOf(config)) {
+    if (optimizer.type != OptimizerType::kMuon ||
+        optimizer.newton_schulz_dtype == other->newton_schulz_dtype)
+      continue;
+    problems.AddConflict(
+        path + ".optimizer.params.ns_dtype",
+        {" differs from that of another optimizer that is Muon; give all the same"});
+    break;
   }
   if (!group.optimizer.has_value()) return;
   CheckOptimizer(*group.optimizer, path + ".optimizer", problems);

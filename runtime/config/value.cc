@@ -92,8 +92,10 @@ bool IsAllowed(const Key& key, const Json& value) {
     case Kind::kNumber:
       return IsNumberInRange(key, value);
     case Kind::kNumberPair:
-      return value.is_array() && value.size() == 2 && IsNumberInRange(key, value[0]) &&
-             IsNumberInRange(key, value[1]);
+    case Kind::kNumberTriple:
+      return value.is_array() && value.size() == (key.kind == Kind::kNumberPair ? 2 : 3) &&
+             std::all_of(value.begin(), value.end(),
+                         [&](const Json& each) { return IsNumberInRange(key, each); });
     case Kind::kPaths:
       return value.is_array() && !value.empty() && std::all_of(value.begin(), value.end(), IsPath);
     case Kind::kAnything:

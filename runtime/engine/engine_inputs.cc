@@ -78,6 +78,20 @@ absl::Status CheckOverTensor(const ModelSpec& model) {
       "has all of it and the same gradient, or to kLocal if each has a part of its own"));
 }
 
+absl::Status CheckMatricesOverTensor(const ModelSpec& model) {
+  for (const ParameterSpec& parameter : model.parameters) {
+    if (parameter.matrix_update != MatrixUpdate::kYes ||
+        parameter.over_tensor != OverTensor::kLocal)
+      continue;
+    return absl::UnimplementedError(
+        absl::StrCat("parameter '", parameter.name,
+                     "' is a part of a matrix (ParameterSpec::over_tensor is kLocal), and Muon "
+                     "updates whole ones: "
+                     "set ParameterSpec::matrix_update to kNo, so that AdamW updates it"));
+  }
+  return absl::OkStatus();
+}
+
 sharding::PlanInputs EngineInputs::ForPlan() const {
   sharding::PlanInputs inputs = PlanInputsFor(model, config, of_verdict().size(), own_optimizer());
   inputs.world = size();

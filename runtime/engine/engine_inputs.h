@@ -37,6 +37,8 @@ struct EngineInputs {
 
 // Whether each parameter says how tensor ranks share it, where there are tensor ranks.
 absl::Status CheckOverTensor(const ModelSpec& model);
+// Tensor ranks have parts of matrices, which no rank can make orthogonal alone.
+absl::Status CheckMatricesOverTensor(const ModelSpec& model);
 
 // The model in units that a plan of the config takes.
 ModelSpec Divided(ModelSpec model, const Config& config, const OptimizerSpec* own_optimizer);

@@ -4,6 +4,7 @@
 
 #include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/engine/engine_inputs.h"
+#include "ebb/runtime/engine/matrix_groups.h"
 #include "ebb/sharding/fit/offload_ratio.h"
 #include "ebb/sharding/memory_model.h"
 #include "ebb/sharding/plan.h"
@@ -57,7 +58,8 @@ absl::StatusOr<Program> PredictProgram(const ModelSpec& model, int world, const 
   EBB_ASSIGN_OR_RETURN(Config resolved, config.ForWorld(world));
   EBB_RETURN_IF_ERROR(Validate(model));
   if (resolved.ebb.mesh.tensor > 1) EBB_RETURN_IF_ERROR(CheckOverTensor(model));
-  const ModelSpec divided = Divided(model, resolved, optimizer);
+  EBB_ASSIGN_OR_RETURN(ModelSpec grouped, WithMatrixGroups(model, resolved, optimizer != nullptr));
+  const ModelSpec divided = Divided(std::move(grouped), resolved, optimizer);
   sharding::PlanInputs inputs = PlanInputsFor(divided, resolved, world, optimizer);
   if (!advises) inputs.cap_error = sharding::PlanInputs::CapError::kNeed;
   if (OffloadOptimizerConfig& offload = resolved.zero.offload_optimizer; offload.measures_ratio)

@@ -13,6 +13,7 @@
 
 #include "ebb/sharding/lower/lower_boundaries.h"
 #include "ebb/sharding/lower/lower_gathers.h"
+#include "ebb/sharding/lower/lower_records.h"
 #include "ebb/sharding/lower/lower_reductions.h"
 #include "ebb/sharding/lower/lower_scopes.h"
 #include "ebb/sharding/lower/lower_updates.h"
@@ -57,6 +58,7 @@ class Emission {
   void FindEarlyUpdates();
   void ReadStatesAhead();
   void Update(int unit);
+  void EndMatrices();
   void UpdateRest();
   void TakeParameterNorms();
 
@@ -82,6 +84,7 @@ class Emission {
   BoundaryTicks boundary_ticks_;
   std::vector<bool> updated_;  // by unit: its update is issued
   int carried_left_ = 0;       // units to come
+  int begun_ = -1;             // the unit whose matrices are on their way
   // Sub-groups of early updates, in their order, with states that have been or are being read; and
   // those of them that are not updated yet.
   std::vector<int> early_sub_groups_;
@@ -254,7 +257,7 @@ void Emission::FindEarlyUpdates() {
   for (const std::vector<int>& group : in_.reduction.groups) {
     for (int scope : group) {
       const int unit = in_.plan.scopes[scope].unit;
-      if (!in_.reduction.is_last[scope] || IsCarried(unit)) continue;
+      if (!in_.reduction.is_last[scope] || IsCarried(unit) || d_.has_matrices(unit)) continue;
       for (const int g : SubGroupsOf(unit)) early_sub_groups_.push_back(g);
     }
   }
@@ -264,6 +267,7 @@ void Emission::FindEarlyUpdates() {
 // sub-group that is updated keeps a slot of its own. Only in steps with early updates: late ones
 // read all they need at once.
 void Emission::ReadStatesAhead() {
+  if (!d_.matrices.empty()) return;  // Muon's take all slots
   while (carried_left_ == 0 && next_early_ < early_sub_groups_.size() &&
          ahead_.size() < kWorkSlots - 1) {
     const int sub_group = early_sub_groups_[next_early_++];
@@ -272,7 +276,20 @@ void Emission::ReadStatesAhead() {
   }
 }
 
+// Muon's update of the unit that was begun last, if there is one.
+void Emission::EndMatrices() {
+  if (begun_ < 0) return;
+  updates_.EndMatrices(begun_);
+  updated_[std::exchange(begun_, -1)] = true;
+}
+
 void Emission::Update(int unit) {
+  if (d_.has_matrices(unit)) {
+    updates_.BeginMatrices(unit);
+    EndMatrices();
+    begun_ = unit;
+    return;
+  }
   for (const int g : SubGroupsOf(unit)) {
     if (ahead_.erase(g) == 0) updates_.ReadStates(g);
     updates_.Update(g);
@@ -287,7 +304,10 @@ void Emission::UpdateRest() {
   std::vector<int> refreshed;
   int64_t grouped = 0;
   const auto flush = [&] {
-    if (!refreshed.empty()) gathers_.Refresh(std::exchange(refreshed, {}));
+    if (!refreshed.empty()) {
+      EndMatrices();
+      gathers_.Refresh(std::exchange(refreshed, {}));
+    }
     grouped = 0;
   };
   for (int unit : TrainableInForward(in_)) {
@@ -295,12 +315,13 @@ void Emission::UpdateRest() {
     const int64_t elements = in_.plan.layout.units[unit].trainable.elements;
     const bool refreshes = d_.kept_whole[unit] && d_.stage > 0 && d_.shards > 1;
     if (refreshes && grouped > 0 && grouped + elements > in_.group_elements) flush();
-    if (!updated_[unit]) Update(unit);
+    if (!updated_[unit] && begun_ != unit) Update(unit);
     if (!refreshes) continue;
     refreshed.push_back(unit);
     grouped += elements;
   }
   flush();
+  EndMatrices();
 }
 
 // Optimizers that take norms (LAMB, LARS) need sums before their updates: each rank sums its part

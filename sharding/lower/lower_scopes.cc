@@ -16,7 +16,7 @@ void ScopeLowering::EndMoment(Moment::Kind kind, int scope) {
 
 // Everything that a scope shows. Debug builds poison what its close releases, which is a write.
 void ScopeLowering::Add(const PlannedScope& scope) {
-  const int unit = scope.unit, visits = table_.visits;
+  const int unit = scope.unit;
   for (const bool trainable : {true, false}) {
     to_.Add(table_.PlaceOf(WholeRow(table_, unit, trainable)), d_.compute_of(unit),
             scope.releases ? Access::kReadWrite : Access::kRead,
@@ -28,13 +28,13 @@ void ScopeLowering::Add(const PlannedScope& scope) {
                  table_.bytes.Of(Tier::kDevice, StateClass::kActivation));
     return;
   }
-  if (scope.visit > 0) AddBoundary(scope.visit - 1, false, Access::kRead);
+  if (scope.input >= 0) AddBoundary(scope.input, false, Access::kRead);
   if (!scope.backward) {
-    if (scope.visit + 1 < visits) AddBoundary(scope.visit, false, Access::kWrite);
+    if (scope.hands_on) AddBoundary(scope.visit, false, Access::kWrite);
     return;
   }
-  if (scope.visit + 1 < visits) AddBoundary(scope.visit, true, Access::kRead);
-  if (scope.visit > 0) AddBoundary(scope.visit - 1, true, Access::kWrite);
+  if (scope.hands_on) AddBoundary(scope.visit, true, Access::kRead);
+  if (scope.input >= 0) AddBoundary(scope.input, true, Access::kWrite);
   if (!scope.gradients) return;
   const int gradient = table_.Find(Purpose::kGradient, GradientKey(d_, scope));
   to_.Add(table_.PlaceOf(gradient), d_.gradient_of(unit),

@@ -6,144 +6,10 @@
 #include <utility>
 
 #include "ebb/sharding/fingerprint.h"
+#include "ebb/sharding/lower/lower_records.h"
 #include "ebb/sharding/norm_records.h"
 
 namespace ebb::sharding {
-namespace {
-
-void Issue(OpWriter& writer, Role role, int64_t bytes = 0) {
-  writer.Issue({.role = role, .stream = StreamId::kReduce, .bytes = bytes});
-}
-
-struct Records {
-  Role gather{};
-  int ranks = 1;
-  int64_t bytes = 0;         // of one
-  int64_t more = 0;          // of one, which all ranks' have behind all of these
-  int64_t own = 0, all = 0;  // cells
-  Place all_records = {};    // on the device: of all ranks, then this rank's own
-};
-
-void Gather(const Records& records, OpWriter& writer) {
-  OperandWriter& to = writer.operands();
-  const int64_t of_one = records.bytes + records.more, of_all = records.ranks * of_one;
-  const Place &all = records.all_records, own = all.Plus(of_all);
-  to.AddControl(records.own, Access::kRead);
-  to.AddBytes(own, Access::kWrite, of_one);
-  Issue(writer, Role::kCopyControl);
-  to.AddBytes(own, Access::kRead, records.bytes);
-  to.AddBytes(all, Access::kWrite, records.ranks * records.bytes);
-  if (records.more > 0) {
-    to.AddBytes(own.Plus(records.bytes), Access::kRead, records.more);
-    to.AddBytes(all.Plus(records.ranks * records.bytes), Access::kWrite,
-                records.ranks * records.more);
-  }
-  Issue(writer, records.gather, of_all - of_one);
-  to.AddBytes(all, Access::kRead, of_all);
-  to.AddControl(records.all, Access::kWrite);
-  Issue(writer, Role::kCopyControl);
-}
-
-void CopyConstants(OpWriter& writer) {
-  OperandWriter& to = writer.operands();
-  to.AddControl(to.cells().constants(), Access::kRead);
-  to.AddControl(to.cells().device_constants(), Access::kWrite);
-  Issue(writer, Role::kCopyControl);
-}
-
-// Where updates come behind the verdict, shards are still as they were when their squares were
-// summed. Shards on NVMe are not read for a name.
-void AddShards(const Plan& plan, OperandWriter& to) {
-  assert(std::ssize(to.operands()) == kSealShards);
-  const Decisions& d = plan.decisions;
-  if (to.is_walk() || d.timing == UpdateTiming::kEarly) return;
-  for (int unit = 0; unit < plan.table.units; ++unit) {
-    const int shard = plan.table.Find(Purpose::kGradientShard, unit);
-    const bool on_disk = plan.table.TierOf(shard) == Tier::kNvme;
-    to.Add(plan.table.OwnSlice(shard), d.shard_dtype(unit), on_disk ? Access::kNone : Access::kRead,
-           SectionOf(plan, unit, /*trainable=*/true).shard);
-  }
-}
-
-}  // namespace
-
-void PrepareConstants(OpWriter& writer) {
-  OperandWriter& to = writer.operands();
-  const ControlCells& cells = to.cells();
-  to.AddControl(cells.early(), Access::kWrite);
-  to.AddControl(cells.scale, Access::kRead);
-  writer.Issue({.role = Role::kPrepare, .stream = StreamId::kReduce, .shown = false});
-  to.AddControl(cells.early(), Access::kRead);
-  to.AddControl(cells.device_early(), Access::kWrite);
-  writer.Issue({.role = Role::kCopyControl, .stream = StreamId::kReduce, .shown = false});
-}
-
-void ExchangeRecords(const Plan& plan, OpWriter& writer) {
-  OperandWriter& to = writer.operands();
-  const ControlCells& cells = to.cells();
-  const auto of_step = [&](Access access) { return to.is_walk() ? Access::kNone : access; };
-  to.AddControl(to.record(), Access::kWrite);
-  to.AddControl(cells.squares, of_step(Access::kRead),
-                static_cast<int64_t>(plan.layout.units.size()));
-  to.AddControl(to.sums(), Access::kReadWrite);
-  AddShards(plan, to);
-  Issue(writer, Role::kSeal);
-  Gather({.gather = Role::kExchange,
-          .ranks = plan.decisions.verdict_ranks,
-          .bytes = kExchangeBytes,
-          .more = RecordBytes(plan.decisions) - kExchangeBytes,
-          .own = to.record(),
-          .all = to.records(),
-          .all_records = plan.table.PlaceOf(plan.table.Find(Purpose::kRecords))},
-         writer);
-  to.AddControl(to.records(), Access::kRead);
-  to.AddControl(cells.constants(), of_step(Access::kWrite));
-  to.AddControl(cells.scale, of_step(Access::kReadWrite));
-  Issue(writer, Role::kConclude);
-  if (!to.is_walk()) CopyConstants(writer);
-}
-
-void ExchangeNorms(const Plan& plan, OpWriter& writer) {
-  OperandWriter& to = writer.operands();
-  const ControlCells& cells = to.cells();
-  const NormRecords records = LayOutNormRecords(plan.layout, plan.decisions);
-  const auto any = [&](bool on_host) {
-    return std::any_of(plan.table.sub_groups.begin(), plan.table.sub_groups.end(),
-                       [&](const SubGroup& group) {
-                         return (group.tier != Tier::kDevice) == on_host &&
-                                plan.decisions.norm_states[static_cast<size_t>(group.unit)] >= 0;
-                       });
-  };
-  const bool on_device = any(false);
-  const int64_t bytes = records.sums * kNormSumsBytes;
-  if (on_device) {
-    to.AddBytes(NormSums(plan, /*on_host=*/false), Access::kRead, bytes);
-    to.AddControl(cells.norm_sums(), Access::kWrite);
-    Issue(writer, Role::kCopyControl);
-  }
-  to.AddControl(cells.norm_sums(), on_device ? Access::kRead : Access::kNone);
-  to.AddBytes(NormSums(plan, /*on_host=*/true), Access::kRead, any(true) ? bytes : 0);
-  to.AddControl(cells.norm_record(), Access::kWrite);
-  Issue(writer, Role::kSealNorms);
-  if (records.exchanged) {
-    Gather({.gather = Role::kExchangeNorms,
-            .ranks = plan.decisions.shards,
-            .bytes = records.bytes(),
-            .own = cells.norm_record(),
-            .all = cells.norm_records(),
-            .all_records = plan.table.PlaceOf(plan.table.Find(Purpose::kNormRecords))},
-           writer);
-  }
-  to.AddControl(records.exchanged ? cells.norm_records() : cells.norm_record(), Access::kRead);
-  to.AddControl(cells.constants(), Access::kReadWrite);
-  Issue(writer, Role::kConcludeNorms);
-  CopyConstants(writer);
-}
-
-Place NormSums(const Plan& plan, bool on_host) {
-  return plan.table.PlaceOf(plan.table.OnTier(Purpose::kNormSums, on_host));
-}
-
 UpdateLowering::UpdateLowering(const PassInputs& in, const SwapIns& swap_ins, OpWriter& writer)
     : in_(in),
       swap_ins_(swap_ins),
@@ -160,15 +26,15 @@ void UpdateLowering::ReadStates(int sub_group) {
   Route route = RouteOf(sub_group, swap_in);
   route.carried = carried;
   TakeSlots(swap_in, route);
-  Read(d_.optimizer_states, route);
+  Read(route);
   read_.emplace(sub_group, route);
 }
 
 void UpdateLowering::Update(int sub_group) {
   Route route = read_.extract(sub_group).mapped();
   Bring(route);
-  AddArrays(route, Access::kReadWrite, d_.optimizer_states, d_.writes_parameters(route.unit));
-  const UpdateDetail detail = DetailOf(route, d_.optimizer_states);
+  AddArrays(route, Access::kReadWrite, d_.writes_parameters(route.unit));
+  const UpdateDetail detail = DetailOf(route);
   AddConstants(route, detail.early);
   if (d_.own_optimizer) AddOwnStaging(route);
   const int64_t count = GroupOf(route).count();
@@ -187,14 +53,14 @@ void UpdateLowering::Update(int sub_group) {
 
 void UpdateLowering::TakeNorms(int sub_group) {
   Route route = RouteOf(sub_group, /*swap_in=*/-1);
-  const int states_read = d_.norm_states[static_cast<size_t>(route.unit)];
+  route.states = d_.norm_states[route.unit];
   // Read where it is the master or a half of it, and never written.
   route.moves_parameter = route.moves_parameter && d_.reads_parameters(route.unit);
   TakeSlots(/*swap_in=*/-1, route);
-  Read(states_read, route);
+  Read(route);
   Bring(route);
   const bool is_first = !std::exchange(norms_begun_[route.on_host ? 1 : 0], true);
-  AddArrays(route, Access::kRead, states_read, d_.reads_parameters(route.unit));
+  AddArrays(route, Access::kRead, d_.reads_parameters(route.unit));
   to_.AddBytes(NormSums(in_.plan, route.on_host), is_first ? Access::kWrite : Access::kReadWrite,
                LayOutNormRecords(in_.plan.layout, d_).sums * kNormSumsBytes);
   AddConstants(route, /*early=*/false);
@@ -202,18 +68,136 @@ void UpdateLowering::TakeNorms(int sub_group) {
                 parameter = d_.reads_parameters(route.unit) ? SizeOf(d_.compute_of(route.unit)) : 0;
   int64_t bytes =
       d_.MasterBytes(route.unit, count) + count * (SizeOf(d_.shard_dtype(route.unit)) + parameter);
-  for (int k = 0; k < states_read; ++k) bytes += d_.StateBytes(route.unit, k, count);
+  for (int k = 0; k < route.states; ++k) bytes += d_.StateBytes(route.unit, k, count);
   writer_.Issue({.role = Role::kParameterNorms,
                  .stream = route.stream(),
                  .parts = {{.unit = route.unit, .first = is_first}},
                  .bytes = bytes,
-                 .updates = {DetailOf(route, states_read)}});
+                 .updates = {DetailOf(route)}});
+}
+
+void UpdateLowering::BeginMatrices(int unit) {
+  for (const int g : table_.SubGroupNumbersOf(unit)) FindDirection(g);
+  if (d_.exchanges_matrices()) ExchangeMatrices(Role::kToOwners, unit, begun_matrices_);
+  ++begun_matrices_;
+}
+
+void UpdateLowering::EndMatrices(int unit) {
+  Orthogonalise(unit);
+  if (d_.exchanges_matrices()) ExchangeMatrices(Role::kFromOwners, unit, ended_matrices_);
+  for (const int g : table_.SubGroupNumbersOf(unit)) ApplyDirection(g);
+  ++ended_matrices_;
+}
+
+Place UpdateLowering::DirectionPlace(const Route& route, bool on_host, int64_t turn) const {
+  return table_.TurnOf(table_.OnTier(Purpose::kDirection, on_host), turn)
+      .Plus(GroupOf(route).begin * SizeOf(d_.direction));
+}
+
+// The direction takes the place of a master that is only written. If directions are not fp32, it is
+// also written as a parameter is, rounded.
+void UpdateLowering::FindDirection(int sub_group) {
+  Route route = RouteOf(sub_group, /*swap_in=*/-1);
+  route.has_master = route.moves_parameter = false;
+  TakeSlots(/*swap_in=*/-1, route);
+  Read(route);
+  BringGradient(route);
+  const int64_t count = GroupOf(route).count();
+  const Place direction = DirectionPlace(route, route.on_host, begun_matrices_);
+  const bool is_wide = d_.direction == DType::kFloat32;
+  const int wide = table_.OnTier(Purpose::kWideDirection, route.on_host);
+  to_.Add(route.gradient, d_.shard_dtype(route.unit), Access::kRead, count);
+  to_.Add(is_wide ? direction : table_.PlaceOf(wide), DType::kFloat32, Access::kWrite, count);
+  to_.Add(direction, d_.direction, Access::kWrite, is_wide ? 0 : count);
+  for (int k = 0; k < route.states; ++k)
+    to_.Add(StatePlace(route, k), d_.state_encoding(route.unit, k), Access::kReadWrite, count);
+  const UpdateDetail detail = DetailOf(route);
+  AddConstants(route, detail.early);
+  int64_t bytes =
+      count * (SizeOf(d_.shard_dtype(route.unit)) + 4 + (is_wide ? 0 : SizeOf(d_.direction)));
+  for (int k = 0; k < route.states; ++k) bytes += 2 * d_.StateBytes(route.unit, k, count);
+  writer_.Issue({.role = Role::kMomentum,
+                 .stream = route.stream(),
+                 .parts = {{.unit = route.unit}},
+                 .bytes = bytes,
+                 .updates = {detail}});
+  WriteBack(route);
+  if (route.on_host) {
+    Copy(route, /*to_host=*/false, StateClass::kGradient, direction,
+         DirectionPlace(route, /*on_host=*/false, begun_matrices_), d_.direction);
+  }
+}
+
+void UpdateLowering::ExchangeMatrices(Role role, int unit, int64_t turn) {
+  const std::vector<OwnedMatrix>& matrices = d_.matrices[unit];
+  const int64_t shard = SectionOf(in_.plan, unit, true).shard;
+  const Place direction =
+      table_.TurnOf(table_.OnTier(Purpose::kDirection, /*on_host=*/false), turn);
+  const Place owned = table_.TurnOf(table_.Find(Purpose::kMatrices), turn);
+  if (role == Role::kToOwners) {
+    to_.Add(direction, d_.direction, Access::kRead, shard);
+    to_.Add(owned, d_.direction, Access::kWrite, OwnedElements(matrices));
+  } else {
+    to_.Add(owned, d_.direction, Access::kRead, OwnedElements(matrices));
+    to_.Add(direction, d_.direction, Access::kReadWrite, shard);
+  }
+  writer_.Issue({.role = role,
+                 .stream = StreamId::kReduce,
+                 .parts = {{.unit = unit}},
+                 .bytes = ExchangedElements(matrices, shard, d_.shards) * SizeOf(d_.direction)});
+}
+
+void UpdateLowering::Orthogonalise(int unit) {
+  const std::vector<OwnedMatrix>& matrices = d_.matrices[unit];
+  const bool is_exchanged = d_.exchanges_matrices();
+  const int row = is_exchanged ? table_.Find(Purpose::kMatrices)
+                               : table_.OnTier(Purpose::kDirection, /*on_host=*/false);
+  const int scratch = table_.Find(Purpose::kIteration);
+  const Section& section = SectionOf(in_.plan, unit, true);
+  const int64_t elements = is_exchanged    ? OwnedElements(matrices)
+                           : d_.stage == 0 ? section.elements
+                                           : section.shard;
+  to_.Add(table_.TurnOf(row, ended_matrices_), d_.direction, Access::kReadWrite, elements);
+  to_.AddBytes(table_.PlaceOf(scratch), Access::kWrite, table_[scratch].elements);
+  writer_.Issue({.role = Role::kOrthogonalise,
+                 .stream = StreamId::kUpdate,
+                 .parts = {{.unit = unit}},
+                 .bytes = 2 * elements * SizeOf(d_.direction)});
+}
+
+void UpdateLowering::ApplyDirection(int sub_group) {
+  Route route = RouteOf(sub_group, /*swap_in=*/-1);
+  route.states = 0;
+  route.moves_gradient = false;
+  const Place on_device = DirectionPlace(route, /*on_host=*/false, ended_matrices_);
+  route.gradient = DirectionPlace(route, route.on_host, ended_matrices_);
+  if (route.on_host)
+    Copy(route, /*to_host=*/true, StateClass::kGradient, on_device, route.gradient, d_.direction);
+  TakeSlots(/*swap_in=*/-1, route);
+  Read(route);
+  BringParameter(route);
+  AddArrays(route, Access::kReadWrite, d_.writes_parameters(route.unit));
+  const UpdateDetail detail = DetailOf(route);
+  AddConstants(route, detail.early);
+  const int64_t count = GroupOf(route).count();
+  const int64_t parameter =
+      (d_.writes_parameters(route.unit) ? SizeOf(d_.compute_of(route.unit)) : 0) *
+      (d_.reads_parameters(route.unit) ? 2 : 1);
+  writer_.Issue(
+      {.role = Role::kUpdate,
+       .stream = route.stream(),
+       .parts = {{.unit = route.unit}},
+       .bytes = 2 * d_.MasterBytes(route.unit, count) + count * (SizeOf(d_.direction) + parameter),
+       .updates = {detail}});
+  WriteBack(route);
 }
 
 UpdateLowering::Route UpdateLowering::RouteOf(int sub_group, int swap_in) const {
   const SubGroup& group = table_.sub_groups[static_cast<size_t>(sub_group)];
   Route route{.unit = group.unit,
               .sub_group = sub_group,
+              .states = d_.states_of(group.unit),
+              .has_master = d_.keeps_master(group.unit),
               .on_host = group.tier != Tier::kDevice,
               .swaps = group.tier == Tier::kNvme};
   const int gradient = table_.Find(Purpose::kGradientShard, group.unit);
@@ -261,17 +245,17 @@ void UpdateLowering::TakeSlots(int swap_in, Route& route) {
   if (swap_ins_.shares_masters(route.sub_group)) {
     route.master = table_.TurnOf(table_.Find(Purpose::kMasterSlot),
                                  swap_ins_.master_slot[static_cast<size_t>(route.sub_group)]);
-  } else if (d_.keeps_master(route.unit)) {
+  } else if (route.has_master) {
     route.master = SlotPlace(route, /*on_host=*/true, Purpose::kWorkMaster);
   }
 }
 
-void UpdateLowering::Read(int states, const Route& route) {
+void UpdateLowering::Read(const Route& route) {
   int64_t bytes = 0;
-  if (route.swaps && d_.keeps_master(route.unit) && !swap_ins_.shares_masters(route.sub_group))
+  if (route.swaps && route.has_master && !swap_ins_.shares_masters(route.sub_group))
     bytes += to_.Move(StateClass::kMaster, StoredPlace(route, Purpose::kMaster), route.master,
                       SwappedBytes(route, d_.master_encoding(route.unit)));
-  for (int k = 0; route.swaps && k < states; ++k)
+  for (int k = 0; route.swaps && k < route.states; ++k)
     bytes += to_.Move(StateClass::kOptimizer, StoredPlace(route, Purpose::kState, k),
                       StatePlace(route, k), SwappedBytes(route, d_.state_encoding(route.unit, k)));
   const bool is_there = route.in_parameter_slot && !route.carried;
@@ -323,10 +307,10 @@ void UpdateLowering::WriteBack(const Route& route) {
     Copy(route, /*to_host=*/!route.on_host, StateClass::kParameter, route.parameter,
          of_file ? route.host_parameter : place, dtype);
   int64_t bytes = 0;
-  if (route.swaps && d_.keeps_master(route.unit))
+  if (route.swaps && route.has_master)
     bytes += to_.Move(StateClass::kMaster, route.master, StoredPlace(route, Purpose::kMaster),
                       SwappedBytes(route, d_.master_encoding(route.unit)));
-  for (int k = 0; route.swaps && k < d_.optimizer_states; ++k)
+  for (int k = 0; route.swaps && k < route.states; ++k)
     bytes += to_.Move(StateClass::kOptimizer, StatePlace(route, k),
                       StoredPlace(route, Purpose::kState, k),
                       SwappedBytes(route, d_.state_encoding(route.unit, k)));
@@ -358,17 +342,18 @@ int64_t UpdateLowering::SwappedBytes(const Route& route, Encoding encoding) cons
 }
 
 // gradient, master, parameter, states.
-void UpdateLowering::AddArrays(const Route& route, Access access, int states, bool has_parameter) {
+void UpdateLowering::AddArrays(const Route& route, Access access, bool has_parameter) {
   const int64_t count = GroupOf(route).count();
-  to_.Add(route.gradient, d_.shard_dtype(route.unit), Access::kRead, count);
+  const bool of_matrices = d_.has_matrices(route.unit);
+  to_.Add(route.gradient, of_matrices ? d_.direction : d_.shard_dtype(route.unit), Access::kRead,
+          count);
   const bool reads = d_.reads_parameters(route.unit);
-  to_.Add(route.master, d_.master_encoding(route.unit), access,
-          d_.keeps_master(route.unit) ? count : 0);
+  to_.Add(route.master, d_.master_encoding(route.unit), access, route.has_master ? count : 0);
   const Access of_parameter = !Writes(access) ? Access::kRead
                               : reads         ? Access::kReadWrite
                                               : Access::kWrite;
   to_.Add(route.parameter, d_.compute_of(route.unit), of_parameter, has_parameter ? count : 0);
-  for (int k = 0; k < states; ++k)
+  for (int k = 0; k < route.states; ++k)
     to_.Add(StatePlace(route, k), d_.state_encoding(route.unit, k), access, count);
 }
 
@@ -384,13 +369,13 @@ void UpdateLowering::AddOwnStaging(const Route& route) {
           Access::kWrite, longest);
 }
 
-UpdateDetail UpdateLowering::DetailOf(const Route& route, int states) const {
+UpdateDetail UpdateLowering::DetailOf(const Route& route) const {
   const SubGroup& group = GroupOf(route);
   return {
       .sub_group = route.sub_group,
       .begin = group.begin,
       .end = group.end,
-      .states = states,
+      .states = route.states,
       .early = d_.timing == UpdateTiming::kEarly && !route.carried,
       .keeps_parameter = route.moves_parameter && !d_.reads_parameters(route.unit),
       .per_slice = d_.stage == 0 ? 0 : SectionOf(in_.plan, route.unit, true).shard,

@@ -19,20 +19,6 @@
 
 namespace ebb::sharding {
 
-// The constants of updates that do not wait for their step's verdict.
-void PrepareConstants(OpWriter& writer);
-
-// The exchanges of records between ranks, at the end of a step or evaluation and before LAMB and
-// LARS update. Each rank writes a record, and concludes from the records of all ranks.
-//
-//   seal -> copy control -> exchange -> copy control -> conclude -> copy control
-//   record   to the device   all-gather   to the host     constants     to the device
-void ExchangeRecords(const Plan& plan, OpWriter& writer);
-void ExchangeNorms(const Plan& plan, OpWriter& writer);
-
-// This rank's sums of parameters, which the device or the host updates.
-Place NormSums(const Plan& plan, bool on_host);
-
 class UpdateLowering {
  public:
   UpdateLowering(const PassInputs& in, const SwapIns& swap_ins, OpWriter& writer);
@@ -41,14 +27,23 @@ class UpdateLowering {
   void ReadStates(int sub_group);
   void Update(int sub_group);  // after its ReadStates
   void TakeNorms(int sub_group);
+  // Muon's update of a unit of matrices, in two halves. Each sub-group moves twice: its states for the
+  // direction, and then its master. While matrices are computed, those of the next unit come.
+  //
+  //   update     d0        d1  o0        a0  d2  o1        a1     d: direction, o: iteration, a: apply
+  //   reduce         to0       to1  from0        to2  from1       the matrices, to and from owners
+  void BeginMatrices(int unit);
+  void EndMatrices(int unit);  // in the order of begins, at most one behind
 
  private:
   // The route of one sub-group: the slots that it moves through, and where its arrays are by now.
   struct Route {
     int unit = 0, sub_group = 0;
     bool carried = false;
-    bool on_host = false;  // it is updated on the host
-    bool swaps = false;    // its states, from and to the swap file
+    int states = 0;           // that the update touches
+    bool has_master = false;  // it touches the master, if there is one
+    bool on_host = false;     // it is updated on the host
+    bool swaps = false;       // its states, from and to the swap file
     bool moves_gradient = false, moves_parameter = false;
     bool in_parameter_slot = false;  // its parameters pass through the slot that gathers read from
     Place parameter_place = {};
@@ -70,8 +65,8 @@ class UpdateLowering {
   // none.
   Route RouteOf(int sub_group, int swap_in) const;
   void TakeSlots(int swap_in, Route& route);
-  // Reads the first `states` states, the master, and the parameters if the update reads them.
-  void Read(int states, const Route& route);
+  // Reads the states, the master, and the parameters if the update reads them.
+  void Read(const Route& route);
   void Bring(Route& route);
   void BringGradient(Route& route);
   void BringParameter(Route& route);
@@ -80,9 +75,15 @@ class UpdateLowering {
   void Copy(const Route& route, bool to_host, StateClass state, const Place& from, const Place& to,
             Encoding encoding);
   int64_t SwappedBytes(const Route& route, Encoding encoding) const;
-  void AddArrays(const Route& route, Access access, int states, bool has_parameter);
+  void AddArrays(const Route& route, Access access, bool has_parameter);
+  // An array of a unit's directions, from a sub-group's first element on.
+  Place DirectionPlace(const Route& route, bool on_host, int64_t turn) const;
+  void FindDirection(int sub_group);
+  void ExchangeMatrices(Role role, int unit, int64_t turn);
+  void Orthogonalise(int unit);
+  void ApplyDirection(int sub_group);
   void AddOwnStaging(const Route& route);
-  UpdateDetail DetailOf(const Route& route, int states) const;
+  UpdateDetail DetailOf(const Route& route) const;
   void AddConstants(const Route& route, bool early);
 
   const PassInputs& in_;
@@ -91,9 +92,10 @@ class UpdateLowering {
   OpWriter& writer_;
   OperandWriter& to_;
   const Table& table_;
-  int64_t next_turn_[2] = {};  // of work slots on the device, on the host
-  std::map<int, Route> read_;  // by sub-group with states on their way
-  bool norms_begun_[2] = {};   // on the device, on the host
+  int64_t next_turn_[2] = {};                        // of work slots on the device, on the host
+  int64_t begun_matrices_ = 0, ended_matrices_ = 0;  // units
+  std::map<int, Route> read_;                        // by sub-group with states on their way
+  bool norms_begun_[2] = {};                         // on the device, on the host
 };
 
 }  // namespace ebb::sharding

@@ -116,7 +116,8 @@ void SwapInPlanner::Share() {
     for (int unit : planned_.reads[swap_in].units) {
       const LastGather& gather = gathers[unit];
       if (planned_.of_group[gather.group] != static_cast<int>(swap_in) || !gather.may_share ||
-          !d_.trainable[unit] || planned_.carried[unit] || !LivesOnNvme(unit))
+          !d_.trainable[unit] || planned_.carried[unit] || d_.has_matrices(unit) ||
+          !LivesOnNvme(unit))
         continue;
       if (d_.reads_parameters(unit)) {
         ShareParameters(unit, gather);

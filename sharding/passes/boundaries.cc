@@ -12,11 +12,12 @@ std::vector<BoundaryUse> UsesInRound(const std::vector<PlannedScope>& scopes, si
     const ScopeKind kind = scopes[s].kind();
     if (kind == ScopeKind::kForward) uses[visit].writer = scope;
     if (kind == ScopeKind::kRecompute) written_anew[visit] = true;
-    if (visit == 0) continue;
-    BoundaryUse& input = uses[visit - 1];
+    if (scopes[s].input < 0) continue;
+    const size_t before = static_cast<size_t>(scopes[s].input);
+    BoundaryUse& input = uses[before];
     if (kind == ScopeKind::kForward) {
       input.reader = scope;
-    } else if (input.again < 0 && !written_anew[visit - 1]) {
+    } else if (input.again < 0 && !written_anew[before]) {
       input.again = scope;
     }
   }

@@ -18,6 +18,8 @@ namespace ebb::sharding {
 // One sub-group is read while another is updated and a third is written. The next read finds a slot
 // when the disk has finished the read before, even if the update or the write is late.
 inline constexpr int kWorkSlots = 4;
+// Units whose matrices are on their way at once.
+inline constexpr int kMatrixTurns = 2;
 // One group of gathers is in use while others are read.
 inline constexpr int kParameterSlots = 5;
 // A reduced shard is read while one is summed and one is written.

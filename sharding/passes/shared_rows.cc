@@ -114,7 +114,7 @@ void AddGradients(const RowInputs& in, Table& table) {
 }
 
 // The lives of boundaries and of their gradients on the device. Boundary v is what visit v's forward
-// wrote; visit v + 1 reads it in forward and backward and writes its gradient.
+// wrote; the next one reads it in forward and backward and writes its gradient.
 class BoundaryLives {
  public:
   using Lives = std::vector<std::vector<Lifetime>>;
@@ -143,7 +143,7 @@ void BoundaryLives::Find(std::vector<BoundaryUse> uses, const std::vector<bool>&
   for (size_t s = 0; s < scopes_.size(); ++s) {
     const PlannedScope& scope = scopes_[s];
     if (s > 0 && scope.round != scopes_[s - 1].round) uses = UsesInRound(scopes_, s, visits_);
-    const int input = scope.visit - 1;
+    const int input = scope.input;
     const bool comes_back = input >= 0 && leaves[input] && scope.kind() != ScopeKind::kForward &&
                             uses[input].again == static_cast<int>(s);
     if (comes_back) {
@@ -151,20 +151,19 @@ void BoundaryLives::Find(std::vector<BoundaryUse> uses, const std::vector<bool>&
       const int reader = uses[input].reader;
       lives.back().end = scopes_[reader].close_tick + kBoundaryAhead;
       lives.push_back({scope.open_tick - kBoundaryAhead, scope.close_tick});
-    } else {
+    } else if (input >= 0) {
       Extend(outputs_, input, scope, /*begins=*/false);
     }
     if (!scope.backward) {
-      Extend(outputs_, scope.visit, scope, /*begins=*/true);
+      if (scope.hands_on) Extend(outputs_, scope.visit, scope, /*begins=*/true);
       continue;
     }
     if (scope.input_gradient) Extend(gradients_, input, scope, /*begins=*/true);
-    Extend(gradients_, scope.visit, scope, /*begins=*/false);
+    if (scope.hands_on) Extend(gradients_, scope.visit, scope, /*begins=*/false);
   }
 }
 
 void BoundaryLives::Extend(Lives& of, int visit, const PlannedScope& scope, bool begins) const {
-  if (visit < 0 || visit + 1 >= visits_) return;
   std::vector<Lifetime>& lives = of[visit];
   if (begins) {
     lives.push_back({scope.open_tick, scope.close_tick});
@@ -178,7 +177,8 @@ void AddBoundaries(const RowInputs& in, Table& table) {
   const int turns = static_cast<int>(d.micro_batches_per_round);
   int64_t largest = 0;
   std::vector<int64_t> turn_bytes(static_cast<size_t>(table.visits), 0);
-  for (int visit = 0; visit + 1 < table.visits; ++visit) {
+  for (int visit = 0; visit < table.visits; ++visit) {
+    if (!HandsOn(*in.model, visit)) continue;
     int64_t& bytes = turn_bytes[visit];
     bytes = PoolAligned(in.model->forward[visit].output_bytes);
     largest = std::max(largest, bytes);

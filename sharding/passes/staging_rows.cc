@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "ebb/runtime/base/newton_schulz_work.h"
+#include "ebb/sharding/matrices.h"
 #include "ebb/sharding/norm_records.h"
 #include "ebb/sharding/passes/pool.h"
 #include "ebb/sharding/passes/rows.h"
@@ -43,6 +45,8 @@ class StagingRows {
   void Add(Purpose purpose, Tier tier, int64_t bytes);
   void AddRing(Purpose purpose, int turns, int64_t turn_bytes);
   void AddWork(bool on_host, int turns);
+  void AddMatrices();
+  void AddDirections(bool on_host);
   void AddParameterSlots();
   void AddMasterSlots();
   WorkNeeds NeedsOf(bool on_host) const;
@@ -105,6 +109,7 @@ void StagingRows::OnDevice() {
   if (d_.own_optimizer && d_.reads_any_parameters())
     Add(Purpose::kOwnMaster, Tier::kDevice, slice_ * 4);
   if (d_.offloads()) AddWork(/*on_host=*/false, /*turns=*/2);
+  AddMatrices();
 }
 
 void StagingRows::InHostMemory() {
@@ -134,6 +139,7 @@ void StagingRows::InHostMemory() {
     if (row.purpose == Purpose::kOutputAway && tier == Tier::kNvme)
       output = std::max(output, SwapAligned(row.bytes()));
   }
+  if (!d_.matrices.empty()) AddDirections(/*on_host=*/true);
   AddRing(Purpose::kGradientSlot, kGradientSlots, gradient);
   AddRing(Purpose::kOutputSlot, kOutputSlots, output);
   Add(Purpose::kNormScratch, Tier::kCpu, norm_blocks_ * 8);
@@ -262,6 +268,46 @@ void StagingRows::AddWork(bool on_host, int turns) {
     table_.rows[row].turns = turns;
     table_.rows[row].turn_bytes = turn_bytes;
   }
+}
+
+// Muon's. While the matrices of one unit are computed, the parts of the next one come.
+void StagingRows::AddMatrices() {
+  if (d_.matrices.empty()) return;
+  AddDirections(/*on_host=*/false);
+  int64_t owned = 0, scratch = 0;
+  for (const std::vector<OwnedMatrix>& matrices : d_.matrices) {
+    owned = std::max(owned, OwnedElements(matrices) * SizeOf(d_.direction));
+    for (const OwnedMatrix& matrix : matrices) {
+      scratch = std::max(
+          scratch, NewtonSchulzScratch(matrix.rows, matrix.columns, SizeOf(d_.direction)).bytes);
+    }
+  }
+  if (d_.exchanges_matrices()) {
+    Add(Purpose::kMatrices, Tier::kDevice, PoolAligned(owned));
+    table_.rows.back().turns = kMatrixTurns;
+    table_.rows.back().turn_bytes = PoolAligned(owned);
+  }
+  Add(Purpose::kIteration, Tier::kDevice, scratch);
+}
+
+void StagingRows::AddDirections(bool on_host) {
+  int64_t elements = 0, of_sub_group = 0;
+  for (const SubGroup& group : table_.sub_groups) {
+    if (!d_.has_matrices(group.unit)) continue;
+    const Section& section = in_.layout->units[group.unit].trainable;
+    const bool is_here = (group.tier != Tier::kDevice) == on_host;
+    if (is_here || !on_host)
+      elements = std::max(elements, d_.stage == 0 ? section.elements : section.shard);
+    if (is_here) of_sub_group = std::max(of_sub_group, group.count());
+  }
+  const Tier tier = on_host ? Tier::kCpu : Tier::kDevice;
+  const int64_t bytes = PoolAligned(elements * SizeOf(d_.direction));
+  Add(Purpose::kDirection, tier, bytes);
+  if (bytes > 0) {
+    table_.rows.back().turns = kMatrixTurns;
+    table_.rows.back().turn_bytes = bytes;
+  }
+  if (d_.direction != DType::kFloat32) Add(Purpose::kWideDirection, tier, of_sub_group * 4);
 }
 
 }  // namespace

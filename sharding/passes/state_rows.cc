@@ -66,6 +66,7 @@ void AddStateRows(const RowInputs& in, Table& table) {
       Array row = updated(Purpose::kState, unit);
       row.state = state;
       row.encoding = d.state_encoding(unit, state);
+      if (state >= d.states_of(unit)) row.elements = 0;
       AddUpdated(row, table);
     }
   }

@@ -5,6 +5,8 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/base/newton_schulz_work.h"
+#include "ebb/sharding/matrices.h"
 
 namespace ebb::sharding {
 namespace {
@@ -111,6 +113,27 @@ void MachineCosts::AddKernels(const Op& op, Cost& cost) const {
   }
 }
 
+// The rank with the most work, for which the others wait. The products keep all cores busy.
+void MachineCosts::AddIteration(const Op& op, Cost& cost) const {
+  const Decisions& d = plan_.decisions;
+  const int unit = op.parts.front().unit;
+  std::vector<double> operations(static_cast<size_t>(d.exchanges_matrices() ? d.shards : 1), 0);
+  for (const OwnedMatrix& matrix : d.matrices[unit]) {
+    const double side = std::min(matrix.rows, matrix.columns);
+    operations[matrix.owner] +=
+        (1 + machine_.half_side / side) *
+        NewtonSchulzOperations(matrix.rows, matrix.columns, d.iteration_steps,
+                               /*halves=*/machine_.device_is_host);
+  }
+  const double most = *std::max_element(operations.begin(), operations.end());
+  const double seconds = machine_.products > 0 ? most / machine_.products : 0;
+  if (machine_.device_is_host) {
+    cost.amounts[Resource::kCores] = seconds * machine_.rates[Resource::kCores];
+  } else {
+    cost.amounts[Resource::kDevice] = seconds;
+  }
+}
+
 double MachineCosts::BytesOfCore(const Op& op) const {
   double bytes = 0;
   switch (op.code()) {
@@ -136,6 +159,10 @@ Cost MachineCosts::Of(const Op& op) const {
     AddKernels(op, cost);
     return cost;
   }
+  if (op.role == Role::kOrthogonalise) {
+    AddIteration(op, cost);
+    return cost;
+  }
   // A rank alone has its collectives' results where they belong.
   const bool is_collective = op.code() == Code::kRedistribute;
   if (is_collective && GroupOf(op.axes()).ranks == 1) return cost;
@@ -147,7 +174,7 @@ Cost MachineCosts::Of(const Op& op) const {
   }
   AddCollective(op, cost);
   if (machine_.device_is_host || RunsOnHost(op.stream)) {
-    if (machine_.device_is_host && FactsOf(op.role).from == Spread::kSlice) {
+    if (machine_.device_is_host && is_collective && MovementOf(op.role) == Movement::kAllGather) {
       bytes = 2 * static_cast<double>(op.bytes + OwnBytesCopied(op));
       cost.amounts[Resource::kHostMemory] = bytes;
     }

@@ -27,6 +27,8 @@ struct Machine {
   double core_bytes = 0;    // that a core reads and writes a second in copies and casts ...
   double sum_bytes = 0;     // ... in sums of gradients and their norms; 0: as many
   double update_bytes = 0;  // ... and in updates; 0: as many
+  double products = 0;      // multiplications and additions a second, in products of matrices
+  double half_side = 0;     // the smaller side of matrices whose products reach half of that
   // Latencies, in seconds.
   double issue = 0;            // of the caller, an operation
   double collective = 0;       // before bytes flow ...
@@ -69,6 +71,7 @@ class MachineCosts : public Costs {
   double BytesOfCore(const Op& op) const;
   void AddCollective(const Op& op, Cost& cost) const;
   void AddKernels(const Op& op, Cost& cost) const;
+  void AddIteration(const Op& op, Cost& cost) const;
 
   const Plan& plan_;
   const Machine machine_;

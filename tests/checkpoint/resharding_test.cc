@@ -48,15 +48,24 @@ INSTANTIATE_TEST_SUITE_P(
                           .compute = kHalf,
                           .stochastic_rounding = true,
                           .own_dtypes = true,
-                          .states = k8Bit}));
+                          .states = k8Bit},
+                      Way{.world = 3, .stage = 2, .optimizer = OptimizerType::kMuon},
+                      Way{.world = 4,
+                          .stage = 3,
+                          .tier = Tier::kNvme,
+                          .compute = kHalf,
+                          .own_dtypes = true,
+                          .optimizer = OptimizerType::kMuon}));
 
 // Whole arrays of all ranks, by class or state and parameter.
 class WholeState {
  public:
   absl::Status Add(Engine& engine) {
-    for (const char* const state : {"", "exp_avg", "exp_avg_sq"}) {
+    std::vector<std::string> states = {"", "exp_avg", "exp_avg_sq"};
+    if (engine.config().optimizer.type == OptimizerType::kMuon) states.push_back("momentum_buffer");
+    for (const std::string& state : states) {
       EBB_RETURN_IF_ERROR(engine.Read(
-          *state == 0 ? StateClass::kMaster : StateClass::kOptimizer,
+          state.empty() ? StateClass::kMaster : StateClass::kOptimizer,
           [&](const Slice& slice, std::span<const float> values) {
             const std::scoped_lock lock(mutex_);
             std::vector<float>& all = values_[absl::StrCat(state, " of ", slice.name)];
@@ -99,6 +108,7 @@ TEST_P(ReshardingTest, GivesEachWorldTheExactMastersAndStates) {
     loader.stochastic_rounding = saver.stochastic_rounding;
     loader.own_dtypes = saver.own_dtypes;
     loader.states = saver.states;
+    loader.optimizer = saver.optimizer;
     WholeState loaded;
     OnWay(loader, [&](Engine& engine, ToyModel& model, int rank) {
       ASSERT_OK(LoadCheckpoint(engine, folder_).status());

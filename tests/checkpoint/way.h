@@ -29,6 +29,7 @@ struct Way {
   ReduceAt reduce_at = ReduceAt::kRound;
   bool own_dtypes = false;  // ToyOptions::own_dtypes
   OptimizerStates states = OptimizerStates::kFloat32;
+  OptimizerType optimizer = OptimizerType::kAdamW;
   bool warms_up = false;  // the learning rate rises until after the last step of a test
 };
 
@@ -50,6 +51,8 @@ inline Config ConfigOf(const Way& way) {
     config.scheduler.warmup_max_lr = 0.01;
     config.scheduler.warmup_num_steps = 10;
   }
+  config.optimizer.type = way.optimizer;
+  config.optimizer.momentum = way.optimizer == OptimizerType::kMuon ? 0.75 : 0;
   config.optimizer.states = way.states;
   config.optimizer.min_8bit_size = 100;  // of the toy's parameters some
   config.zero.offload_param.max_in_cpu = 0;

@@ -141,6 +141,27 @@ TEST(Config, ReadsOptimizers) {
   EXPECT_EQ(optimizer(R"({"type": "LARS", "params": {"lr": 4, "momentum": 0.9, "nesterov": true,
                           "weight_decay": 1e-4, "eps": 1e-9, "trust_coefficient": 0.02}})"),
             expected);
+  expected = {.type = OptimizerType::kMuon,
+              .learning_rate = 0.03,
+              .beta1 = 0.8,
+              .beta2 = 0.9,
+              .epsilon = 1e-9,
+              .weight_decay = 0.1,
+              .momentum = 0.9,
+              .nesterov = false,
+              .adam_learning_rate = 2e-3,
+              .newton_schulz_steps = 3,
+              .newton_schulz_coefficients = {2, -1.5, 0.5},
+              .newton_schulz_dtype = DType::kFloat32,
+              .matches_adamw_size = true};
+  EXPECT_EQ(optimizer(R"({"type": "Muon", "params": {"lr": 2e-3, "muon_lr": 0.03, "momentum": 0.9,
+                          "nesterov": false, "weight_decay": 0.1, "betas": [0.8, 0.9], "eps": 1e-9,
+                          "ns_steps": 3, "ns_coefficients": [2, -1.5, 0.5], "ns_dtype": "fp32",
+                          "adjust_lr_fn": "match_rms_adamw"}})"),
+            expected);
+  EXPECT_EQ(
+      optimizer(R"({"type": "Muon", "params": {"lr": 2e-3, "adam_lr": 0.5}})").adam_learning_rate,
+      0.5);
   EXPECT_EQ(optimizer("{}"), OptimizerConfig());
   EXPECT_EQ(optimizer("null"), OptimizerConfig());
 }
@@ -171,6 +192,14 @@ TEST(Config, EachOptimizerHasItsOwnDefaults) {
         .learning_rate = 1e-3,
         .epsilon = 1e-8,
         .trust_coefficient = 1e-3}},
+      {"Muon",
+       {.type = OptimizerType::kMuon,
+        .learning_rate = 1e-3,
+        .beta1 = 0.9,
+        .beta2 = 0.95,
+        .epsilon = 1e-10,
+        .momentum = 0.95,
+        .nesterov = true}},
   };
   for (const auto& [type, expected] : defaults) {
     EXPECT_EQ(optimizer(type).optimizer, expected) << type;

@@ -130,7 +130,7 @@ TEST(Garbage, RandomCombinationsOfParametersKeepTheInvariants) {
                                            "[0.5,0.5]", "\"log\"", "null",     "-1"};
   const std::vector<std::string> types = {
       "WarmupLR", "WarmupDecayLR", "WarmupCosineLR", "OneCycle", "LRRangeTest", "Adam", "AdamW",
-      "SGD",      "Lion",          "Adagrad",        "RMSprop",  "Lamb",        "Lars"};
+      "SGD",      "Lion",          "Adagrad",        "RMSprop",  "Lamb",        "Lars", "Muon"};
   int accepted = 0;
   for (uint64_t seed = 0; seed < 1000; ++seed) {
     Chance chance(seed);

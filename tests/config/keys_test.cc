@@ -107,8 +107,8 @@ TEST(Keys, NamesTheAllowedValues) {
   EXPECT_EQ(allowed("fp16.enabled"), "true or false");
   EXPECT_EQ(allowed("communication_data_type"), "\"fp32\", \"bf16\" or \"fp16\"");
   EXPECT_EQ(allowed("optimizer.type"),
-            "\"Adam\", \"AdamW\", \"SGD\", \"Lion\", \"Adagrad\", \"RMSprop\", \"Lamb\" or "
-            "\"Lars\"");
+            "\"Adam\", \"AdamW\", \"SGD\", \"Lion\", \"Adagrad\", \"RMSprop\", \"Lamb\", "
+            "\"Lars\" or \"Muon\"");
   EXPECT_EQ(allowed("zero_optimization.zero_hpz_partition_size"),
             "an integer from 0 to 2147483647");
   EXPECT_EQ(allowed("zero_optimization.offload_param.nvme_path"), "a path, or several in brackets");
@@ -118,7 +118,7 @@ TEST(Keys, NamesTheAllowedValues) {
 
 // No key is read and then ignored, and the default that documents state is the field's.
 TEST(Keys, EveryKeyThatIsNotRefusedHasAField) {
-  constexpr std::string_view kReadByCode[] = {"data_types.param_dtype",
+  constexpr std::string_view kReadByCode[] = {"data_types.param_dtype", "optimizer.params.muon_lr",
                                               "zero_optimization.cpu_offload",
                                               "zero_optimization.cpu_offload_param"};
   for (const Row& row : Rows()) {

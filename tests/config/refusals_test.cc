@@ -176,7 +176,7 @@ INSTANTIATE_TEST_SUITE_P(
              {"\"optimizer.params.max_coeff\" is not a parameter of AdamW"}},
         Case{R"({"optimizer": {"params": {"lr": 1}}})",
              {"\"optimizer\" has no \"type\"; allowed: \"Adam\", \"AdamW\", \"SGD\", \"Lion\", "
-              "\"Adagrad\", \"RMSprop\", \"Lamb\" or \"Lars\""}},
+              "\"Adagrad\", \"RMSprop\", \"Lamb\", \"Lars\" or \"Muon\""}},
         Case{R"({"scheduler": {"params": {}}})", {"\"scheduler\" has no \"type\""}},
         Case{R"({"scheduler": {"type": "auto"}})", {"\"scheduler\" has no \"type\""}},
         Case{R"({"optimizer": {"type": "AdamW", "params": {"momentum": 0.9}}})",
@@ -210,15 +210,25 @@ INSTANTIATE_TEST_SUITE_P(
 INSTANTIATE_TEST_SUITE_P(
     NotBuilt, Refusal,
     ::testing::Values(
-        Case{R"({"optimizer": {"type": "Muon"}})",
-             {"\"optimizer.type\" is \"Muon\": not built, but you can write your own "
+        Case{R"({"optimizer": {"type": "Muon", "params": {"ns_dtype": "fp16"}}})",
+             {"ns_dtype\" is \"fp16\"; allowed: \"fp32\" or \"bf16\""}},
+        Case{R"({"optimizer": {"type": "Muon", "params": {"ns_coefficients": [1, 2]}}})",
+             {"three numbers in brackets"}},
+        Case{
+            R"({"optimizer": {"type": "AdamW"}, "ebb": {"parameter_groups": {"g": {"use_muon": true}}}})",
+            {"\"ebb.parameter_groups.g.use_muon\"", "the optimizer of the group is not Muon"}},
+        Case{R"({"optimizer": {"type": "Muon"}, "ebb": {"parameter_groups": {"g": {"optimizer": {
+                 "type": "Muon", "params": {"ns_dtype": "fp32"}}}}}})",
+             {"ns_dtype\" differs from that of another optimizer that is Muon"}},
+        Case{R"({"optimizer": {"type": "Adafactor"}})",
+             {"\"optimizer.type\" is \"Adafactor\": not built, but you can write your own "
               "(EngineOptions::optimizer, an OptimizerSpec); allowed: \"Adam\", \"AdamW\", "}},
         Case{R"({"optimizer": {"type": "Lion", "params": {"eps": 1e-8}}})",
              {"\"optimizer.params.eps\" is not a parameter of Lion"}},
         Case{R"({"optimizer": {"type": "OneBitAdam"}})", {"not built"}},
         Case{R"({"optimizer": {"type": "Foo"}})",
              {"is \"Foo\"; allowed: \"Adam\", \"AdamW\", \"SGD\", \"Lion\", \"Adagrad\", "
-              "\"RMSprop\", \"Lamb\" or \"Lars\""}},
+              "\"RMSprop\", \"Lamb\", \"Lars\" or \"Muon\""}},
         Case{R"({"optimizer": {"type": "Adam", "params": {"amsgrad": true}}})",
              {"amsgrad\" is true: not built"}},
         Case{R"({"optimizer": {"type": "Adam", "params": {"max_grad_norm": 1.0}}})",

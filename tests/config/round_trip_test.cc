@@ -75,6 +75,9 @@ Json RandomValue(Dice& dice, const Key& key) {
       return RandomNumber(dice, key);
     case Kind::kNumberPair:
       return Json::array({RandomNumber(dice, key), RandomNumber(dice, key)});
+    case Kind::kNumberTriple:
+      return Json::array(
+          {RandomNumber(dice, key), RandomNumber(dice, key), RandomNumber(dice, key)});
     case Kind::kDType:
       return RandomWord(dice, "fp32|bf16|fp16");
     case Kind::kWord:
@@ -128,6 +131,17 @@ void FitStates(Config& config) {
   }
 }
 
+// Only Muon has matrices. All its groups iterate in one type.
+void FitMuon(const Config& config, ParameterGroupConfig& group) {
+  const OptimizerConfig& optimizer = group.optimizer ? *group.optimizer : config.optimizer;
+  if (optimizer.type != OptimizerType::kMuon) {
+    group.use_muon.reset();
+    group.muon_matrices = 1;
+  } else if (group.optimizer) {
+    group.optimizer->newton_schulz_dtype = config.optimizer.newton_schulz_dtype;
+  }
+}
+
 Config RandomConfig(uint64_t seed) {
   Dice dice(seed);
   Config config;
@@ -164,6 +178,7 @@ Config RandomConfig(uint64_t seed) {
       Fit(dice, alone.optimizer);
       group = {.lr_factor = group.lr_factor, .optimizer = alone.optimizer};
     }
+    FitMuon(config, group);
   }
   FitStates(config);
   return config;

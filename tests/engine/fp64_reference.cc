@@ -20,9 +20,13 @@ std::vector<OptimizerConfig> OptimizersOf(const ModelSpec& spec, const Config& c
   for (const ParameterSpec& parameter : spec.parameters) {
     OptimizerConfig& own = optimizers.emplace_back(config.optimizer);
     const auto group = config.ebb.parameter_groups.find(parameter.group);
-    if (group == config.ebb.parameter_groups.end()) continue;
-    if (group->second.optimizer) own = *group->second.optimizer;
-    if (group->second.weight_decay) own.weight_decay = *group->second.weight_decay;
+    if (group != config.ebb.parameter_groups.end()) {
+      if (group->second.optimizer) own = *group->second.optimizer;
+      if (group->second.weight_decay) own.weight_decay = *group->second.weight_decay;
+    }
+    if (own.type != OptimizerType::kMuon || parameter.shape.size() == 2) continue;
+    own.type = OptimizerType::kAdamW;
+    own.learning_rate = own.adam_learning_rate.value_or(own.learning_rate);
   }
   return optimizers;
 }
@@ -75,6 +79,7 @@ Fp64Reference::Report Fp64Reference::Step(int world, int micro_batches, int64_t 
 void Fp64Reference::Update(size_t parameter, const Vector& gradient) {
   const OptimizerConfig& o = OptimizerOf(parameter);
   Vector &w = weights_[parameter], &m = momentum_[parameter], &v = variance_[parameter];
+  if (o.type == OptimizerType::kMuon) return UpdateMatrix(o, gradient, w, m);
   if (TakesNorms(o.type)) return UpdateWhole(o, gradient, w, m, v);
   for (size_t i = 0; i < w.size(); ++i)
     UpdateElement(o, gradient[i], w[i], m[i], v[i], average_[parameter][i]);
@@ -162,6 +167,36 @@ void Fp64Reference::UpdateElement(const OptimizerConfig& o, double g, double& w,
   const double v_hat = v / (1 - std::pow(o.beta2, applied_));
   const double decay = o.type == OptimizerType::kAdamW ? o.weight_decay * w : 0;
   w -= o.learning_rate * (m_hat / (std::sqrt(v_hat) + o.epsilon) + decay);
+}
+
+// Jordan et al. 2024, as torch.optim.Muon writes it. The toy's matrices are square.
+void Fp64Reference::UpdateMatrix(const OptimizerConfig& o, const Vector& g, Vector& w,
+                                 Vector& m) const {
+  const auto n = static_cast<size_t>(model_.width());
+  const auto product = [n](const Vector& a, const Vector& b, bool transposed) {
+    Vector c(n * n);
+    for (size_t i = 0; i < n; ++i)
+      for (size_t j = 0; j < n; ++j)
+        for (size_t k = 0; k < n; ++k)
+          c[i * n + j] += a[i * n + k] * (transposed ? b[j * n + k] : b[k * n + j]);
+    return c;
+  };
+  Vector x(n * n);
+  for (size_t i = 0; i < x.size(); ++i) {
+    m[i] += (1 - o.momentum) * (g[i] - m[i]);
+    x[i] = o.nesterov ? g[i] + o.momentum * (m[i] - g[i]) : m[i];
+  }
+  const double norm = std::max(Norm(x), 1e-7);
+  for (double& value : x) value /= norm;
+  const auto& [a, b, c] = o.newton_schulz_coefficients;
+  for (int64_t step = 0; step < o.newton_schulz_steps; ++step) {
+    const Vector gram = product(x, x, /*transposed=*/true), square = product(gram, gram, false);
+    Vector polynomial(n * n);
+    for (size_t i = 0; i < square.size(); ++i) polynomial[i] = b * gram[i] + c * square[i];
+    const Vector further = product(polynomial, x, false);
+    for (size_t i = 0; i < x.size(); ++i) x[i] = a * x[i] + further[i];
+  }
+  for (size_t i = 0; i < x.size(); ++i) w[i] -= o.learning_rate * (x[i] + o.weight_decay * w[i]);
 }
 
 // You et al. 2020, algorithm 2, with DeepSpeed's bounds of the ratio; You et al. 2017, algorithm 1,

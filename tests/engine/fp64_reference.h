@@ -33,6 +33,7 @@ class Fp64Reference {
   void Update(size_t parameter, const Vector& gradient);
   void UpdateElement(const OptimizerConfig& o, double g, double& w, double& m, double& v,
                      double& a) const;
+  void UpdateMatrix(const OptimizerConfig& o, const Vector& g, Vector& w, Vector& m) const;
   void UpdateWhole(const OptimizerConfig& o, const Vector& g, Vector& w, Vector& m,
                    Vector& v) const;
 

@@ -26,11 +26,12 @@ constexpr Rounds kRoundLevels[] = {{1, 1}, {4, 1}, {4, 2}, {4, 4}};
 
 enum Update : int { kAuto, kLate, kOff, kHeld };
 
-// Optimizers with two states, with one, with one that does not begin with zero, with three; and
-// with norms of whole parameters. The large model's biases have other rules beside three of them.
-constexpr OptimizerType kRules[] = {OptimizerType::kAdamW,   OptimizerType::kLion,
-                                    OptimizerType::kAdagrad, OptimizerType::kRmsprop,
-                                    OptimizerType::kLamb,    OptimizerType::kLars};
+// Optimizers with two states, with one, with one that does not begin with zero, with three; with
+// norms of whole parameters; and of whole matrices. The large model's biases have other rules beside
+// three of them, and all biases beside the last.
+constexpr OptimizerType kRules[] = {
+    OptimizerType::kAdamW, OptimizerType::kLion, OptimizerType::kAdagrad, OptimizerType::kRmsprop,
+    OptimizerType::kLamb,  OptimizerType::kLars, OptimizerType::kMuon};
 
 constexpr OptimizerStates kStateLevels[] = {OptimizerStates::kFloat32, OptimizerStates::kBFloat16,
                                             OptimizerStates::k8Bit};
@@ -49,6 +50,7 @@ std::vector<StateRead> StatesOf(const Config& config) {
     }
   };
   add(config.optimizer);
+  if (config.optimizer.type == OptimizerType::kMuon) add(OptimizerConfig());  // of biases
   for (const auto& [name, group] : config.ebb.parameter_groups)
     if (group.optimizer) add(*group.optimizer);
   return states;
@@ -131,7 +133,8 @@ std::span<const AxisLevels> Axes() {
       {"disk", {"default", "threads"}},
       {"rule",
        {"AdamW", "Lion, and AdamW of biases", "Adagrad", "centered RMSprop with momentum",
-        "LAMB, and Adam of biases", "LARS with momentum, and SGD of biases"}},
+        "LAMB, and Adam of biases", "LARS with momentum, and SGD of biases",
+        "Muon, and AdamW of biases"}},
       {"reports", {"each step", "last"}},
       {"secondary", {"1", "2", "4"}},
       {"states", {"fp32", "bf16", "8bit"}},
@@ -160,9 +163,12 @@ ToyOptions Cell::MakeModel() const {
           .frozen_first = (*this)[kModel] == 1,
           .own_dtypes = (*this)[kModel] == 2,
           .groups = (*this)[kSize] == 1,
-          .boundaries = (*this)[kBoundaries] == 1 && (*this)[kModel] != 2};
+          .boundaries = (*this)[kBoundaries] == 1};
 }
 
+bool Cell::updates_matrices() const {
+  return kRules[static_cast<size_t>((*this)[kRule])] == OptimizerType::kMuon;
+}
 Tier Cell::parameter_tier() const {
   return (*this)[kStage] == 3 ? kTierLevels[(*this)[kParameters]] : Tier::kDevice;
 }
@@ -228,6 +234,12 @@ Config Cell::MakeConfig(const std::string& nvme_path) const {
     config.optimizer.momentum = 0.5;
     config.optimizer.trust_coefficient = 0.1;
   }
+  if (config.optimizer.type == OptimizerType::kMuon) {
+    config.optimizer.momentum = 0.75;
+    config.optimizer.nesterov = true;
+    config.optimizer.adam_learning_rate = 1e-3;
+    if (config.compute == DType::kFloat32) config.optimizer.newton_schulz_dtype = DType::kFloat32;
+  }
   if (MakeModel().groups) {
     ParameterGroupConfig& bias = config.ebb.parameter_groups["bias"];
     OptimizerConfig own = {.learning_rate = 1e-2};
@@ -271,7 +283,7 @@ Config Cell::MakeConfig(const std::string& nvme_path) const {
   if (share && optimizer_tier() == Tier::kNvme) config.ebb.host_memory = int64_t{1} << 20;
   if ((*this)[kSubGroups] == 1) config.zero.sub_group_size = 2048;
   if ((*this)[kDisk] == 1) config.ebb.io_backend = IoBackend::kThreads;
-  if (!TakesNorms(config.optimizer.type)) {
+  if (!TakesNorms(config.optimizer.type) && !updates_matrices()) {
     config.optimizer.states = pick(kStates, std::to_array(kStateLevels));
     config.optimizer.min_8bit_size = 100;  // of the toy's biases some, and no weights
   }
@@ -319,9 +331,6 @@ Cell Cell::Reference() const {
   plain[kUpdate] = kOff;
   // Without masters there are other numbers.
   if (MakeConfig().ebb.stochastic_rounding) plain[kMasters] = 2;
-  // Small parameters have fp32 states beside 8-bit ones, if the engine keeps no boundaries.
-  if (MakeConfig().optimizer.states == OptimizerStates::k8Bit)
-    plain[kBoundaries] = (*this)[kBoundaries];
   return plain;
 }
 
@@ -342,11 +351,12 @@ bool Cell::IsRedundant() const {
   if ((*this)[kSecondary] != 0 && !has_secondary()) return true;
   if (shard_group() > 0 && (*this)[kReductionGroup] != 0) return true;
   if (world() < 4 && (*this)[kReductionGroup] != 0) return true;
-  if ((*this)[kModel] == 2 && (*this)[kBoundaries] != 0) return true;
   if ((*this)[kParameters] != 0 && parameter_tier() == Tier::kDevice) return true;
   if ((*this)[kOptimizer] != 0 && optimizer_tier() == Tier::kDevice) return true;
   if ((*this)[kMasters] != 0 && (*this)[kDType] != 1) return true;
-  if ((*this)[kStates] != 0 && TakesNorms(kRules[static_cast<size_t>((*this)[kRule])])) return true;
+  if ((*this)[kStates] != 0 &&
+      (TakesNorms(kRules[static_cast<size_t>((*this)[kRule])]) || updates_matrices()))
+    return true;
   if ((*this)[kDisk] != 0 && parameter_tier() != Tier::kNvme && optimizer_tier() != Tier::kNvme)
     return true;
   const bool offloads = parameter_tier() != Tier::kDevice || optimizer_tier() != Tier::kDevice;

@@ -33,8 +33,7 @@ enum Axis : int {
   kAccumulation,    // dtype
   kReductionGroup,  // ranks; half: of the world, where that is even
   kShardGroup,      // likewise; at stage 0 the world
-  kModel,           // frozen first: backward ends before the first visit. Several dtypes: without
-                    // boundaries of the engine
+  kModel,           // frozen first: backward ends before the first visit
   kBetween,         // the call after each step
   kSize,            // of a unit; large: shards of several sub-groups
   kParameters,      // tier, at stage 3
@@ -70,6 +69,7 @@ struct Cell {
   int reductions() const;
   int shard_group() const;  // ranks; 0: the world
   bool has_secondary() const;
+  bool updates_matrices() const;
   Tier parameter_tier() const;
   Tier optimizer_tier() const;
   Config MakeConfig(const std::string& nvme_path = "/unused") const;

@@ -196,8 +196,10 @@ bool FollowsFp64(const Config& config) {
   const OptimizerType type = config.optimizer.type;
   const bool divides = type == OptimizerType::kAdamW || type == OptimizerType::kLamb;
   const bool coarse = PrecisionOf(config).first > 1e-3;
-  return type != OptimizerType::kLion && !config.ebb.stochastic_rounding && !(divides && coarse) &&
-         config.optimizer.states == OptimizerStates::kFloat32;
+  // The iteration multiplies small errors.
+  const bool rounds_matrices = type == OptimizerType::kMuon && config.compute != DType::kFloat32;
+  return type != OptimizerType::kLion && !rounds_matrices && !config.ebb.stochastic_rounding &&
+         !(divides && coarse) && config.optimizer.states == OptimizerStates::kFloat32;
 }
 
 // Where the masters of a model begin, which any engine of it says.

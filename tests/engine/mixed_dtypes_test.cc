@@ -240,10 +240,6 @@ TEST(MixedDTypes, AnImpossibleDTypeIsRefusedWithTheParametersName) {
   model.gradient_dtypes = {DType::kBFloat16};
   EXPECT_THAT(RefusalOf(model), HasSubstr("parameter 'b0' is fp32 (ParameterSpec::compute) and its "
                                           "gradient fp32, but the trainer takes bf16"));
-  ToyOptions with_boundaries = SomeModel();
-  with_boundaries.boundaries = true;
-  EXPECT_THAT(RefusalOf(ToyModel(with_boundaries).spec()),
-              HasSubstr("(\"layer0\") has parameters of several dtypes, as 'b0'"));
 }
 
 TEST(MixedDTypes, Fp16IsTrainedOnlyWhereThereIsALossScale) {

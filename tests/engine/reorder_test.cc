@@ -258,6 +258,40 @@ TEST(ReorderCallTest, EarlierWritesAreSeenAfterIt) {
         });
 }
 
+// Each visit of an evaluation reads what the one before has written, and writes elsewhere.
+TEST(ReorderCallTest, EvaluationsHandOnOutputsInTheNewOrder) {
+  ModelSpec model;
+  for (const char* name : {"a", "b", "c"}) {
+    const UnitId unit = model.AddUnit(name);
+    model.Add(unit, {.name = name, .shape = {16}, .init = Constant(1), .trainable = false});
+    model.forward.push_back({.unit = unit, .output_bytes = 64});
+  }
+  Config config;
+  config.micro_batch_size = 1;
+  ASSERT_OK_AND_ASSIGN(Engine engine,
+                       Engine::Create(World::Single(), Device::Cpu(1), model, config));
+  const auto evaluate = [&](const std::vector<Visit>& forward) {
+    Evaluation evaluation = engine.BeginEvaluation(1);
+    for (size_t v = 0; v < forward.size(); ++v) {
+      ForwardScope scope = evaluation.Forward(forward[v].unit);
+      if (v > 0) {
+        EXPECT_EQ(scope.input(0).as<float>()[0], static_cast<float>(v)) << v;
+      }
+      if (v + 1 < forward.size()) scope.output(0).as<float>()[0] = static_cast<float>(v + 1);
+      if (v > 0) {
+        EXPECT_EQ(scope.input(0).as<float>()[0], static_cast<float>(v)) << v;
+      }
+    }
+    EXPECT_OK(evaluation.Finish());
+  };
+  evaluate(model.forward);
+  const Visit a{.unit = UnitId{0}, .output_bytes = 64}, b{.unit = UnitId{1}, .output_bytes = 64},
+      c{.unit = UnitId{2}, .output_bytes = 64};
+  const std::vector<Visit> longer = {a, b, a, b, c};
+  ASSERT_OK(engine.Reorder(longer));
+  evaluate(longer);
+}
+
 TEST(ReorderCallTest, HeldMemoryStaysAndViewsAreOfTheNewPools) {
   RunOn(kTwoRanks, ScriptedModel(), ConfigFor(kTwoRanks),
         [&](Engine& engine, ScriptedTrainer& trainer) {

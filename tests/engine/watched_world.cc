@@ -48,6 +48,8 @@ class WatchedCommunicator : public CommunicatorBackend {
         return inner_.Broadcast(stream, call.spans, call.dtype, call.peer);
       case CollectiveKind::kAllToAll:
         return inner_.AllToAll(stream, call.spans, call.dtype);
+      case CollectiveKind::kAllToAllV:
+        return inner_.AllToAllV(stream, call.spans, call.dtype);
       case CollectiveKind::kSend:
         return inner_.Send(stream, call.spans, call.dtype, call.peer);
       case CollectiveKind::kReceive:

@@ -36,7 +36,7 @@ struct Recipe {
   uint64_t seed = 1;
   bool recompute = false;
   double learning_rate = 0.01;
-  std::string ebb = "{}";
+  std::string ebb = "{}", optimizer = R"({"type": "AdamW", "params": {}})";
   int64_t width = 16;
   Tier parameters = Tier::kDevice, states = Tier::kDevice;
   bool split_master = false, stochastic_rounding = false;
@@ -76,18 +76,19 @@ nlohmann::json Train(const Recipe& recipe, std::atomic<int>* ranks_stopped = nul
   options.nvme_paths = {files.Path("nvme")};
   std::filesystem::create_directory(options.nvme_paths.front());
   options.summary_file = files.Path("summary.json");
+  auto optimizer = nlohmann::json::parse(recipe.optimizer);
+  optimizer["params"]["lr"] = recipe.learning_rate;
   options.config_file = files.Write(
-      "config.json",
-      nlohmann::json{{"train_micro_batch_size_per_gpu", recipe.micro_batch},
-                     {"gradient_accumulation_steps", recipe.accumulation},
-                     {"zero_optimization",
-                      {{"stage", 0},
-                       {"stage3_param_persistence_threshold", 0},
-                       {"offload_param", {{"max_in_cpu", 0}}}}},
-                     {"fp16", {{"enabled", false}, {"initial_scale_power", 8}}},
-                     {"optimizer", {{"type", "AdamW"}, {"params", {{"lr", recipe.learning_rate}}}}},
-                     {"ebb", nlohmann::json::parse(recipe.ebb)}}
-          .dump());
+      "config.json", nlohmann::json{{"train_micro_batch_size_per_gpu", recipe.micro_batch},
+                                    {"gradient_accumulation_steps", recipe.accumulation},
+                                    {"zero_optimization",
+                                     {{"stage", 0},
+                                      {"stage3_param_persistence_threshold", 0},
+                                      {"offload_param", {{"max_in_cpu", 0}}}}},
+                                    {"fp16", {{"enabled", false}, {"initial_scale_power", 8}}},
+                                    {"optimizer", optimizer},
+                                    {"ebb", nlohmann::json::parse(recipe.ebb)}}
+                         .dump());
   std::vector<uint8_t> bytes;
   for (int i = 0; i < 600; ++i)
     bytes.push_back(static_cast<uint8_t>("the quick brown fox "[i * i % 20]));
@@ -285,6 +286,40 @@ TEST(TrainingWithoutMasters, IsTheSameInEveryStageAndTierAndKeepsNone) {
     for (const auto& row : summary["traffic"]) {
       EXPECT_NE(row["class"], "master") << row;
       EXPECT_EQ(row["predicted_bytes"], row["bytes"]) << row;
+    }
+  }
+}
+
+// Units are divided into parts. The embedding has two visits, and gpt fuses the second one's forward
+// into its backward.
+TEST(TrainingOfParts, IsTheSameInEveryStageAndTier) {
+  struct Case {
+    int stage;
+    Tier parameters, states;
+    bool recompute;
+  };
+  using enum Tier;
+  for (const char* optimizer :
+       {R"({"type": "AdamW", "params": {"states": "8bit", "min_8bit_size": 100}})",
+        R"({"type": "Muon", "params": {}})"}) {
+    const Recipe alone = {.stage = 0, .optimizer = optimizer, .width = 32};
+    const nlohmann::json expected = Train(alone);
+    EXPECT_NE(expected["parameter_digest"], Digest({.stage = 0, .width = 32}));
+    for (const Case& c : {Case{0, kDevice, kDevice, true},
+                          {1, kDevice, kNvme, false},
+                          {2, kDevice, kCpu, true},
+                          {3, kDevice, kDevice, false},
+                          {3, kNvme, kNvme, true}}) {
+      SCOPED_TRACE(::testing::Message() << optimizer << ", stage " << c.stage);
+      Recipe recipe = alone;
+      recipe.stage = c.stage, recipe.parameters = c.parameters, recipe.states = c.states;
+      recipe.recompute = c.recompute;
+      const nlohmann::json summary = Train(recipe);
+      EXPECT_EQ(summary["parameter_digest"], expected["parameter_digest"]);
+      EXPECT_EQ(summary["losses"], expected["losses"]);
+      ExpectMemoryAsPredicted(summary);
+      for (const auto& row : summary["traffic"])
+        EXPECT_EQ(row["predicted_bytes"], row["bytes"]) << row;
     }
   }
 }

@@ -55,6 +55,8 @@ class KernelsTest : public ::testing::TestWithParam<Backend> {
   }
 
   Stream& stream() { return stream_[0]; }
+  Kernels& kernels() { return *kernels_; }
+  const Device& device() const { return device_[0]; }
 
   // Calls body(kernels, stream) in the stream's order, as an engine does.
   template <class Body>

@@ -79,6 +79,49 @@ TEST_P(KernelsTest, ScalesInFp32) {
   }
 }
 
+// Muon's iteration. A GPU's products have an order of sums of their own.
+TEST_P(KernelsTest, OrthogonalisesAsTheCpu) {
+  if (const absl::Status loaded = kernels().LoadProducts(); !loaded.ok()) GTEST_SKIP() << loaded;
+  constexpr int64_t kRows = 40, kColumns = 72;
+  const auto expect = [&]<class T>(T, double tolerance) {
+    std::vector<T> matrix;
+    for (int i = 0; i < kRows * kColumns; ++i)
+      matrix.push_back(T(std::sin(0.37f * static_cast<float>(i * i % 1009))));
+    const NewtonSchulz rule{.scale = 1.5f};
+    const NewtonSchulzScratch scratch(kRows, kColumns, sizeof(T));
+    std::vector<T> expected = matrix;
+    const Buffer host = *Device::Cpu(1).Allocate(scratch.bytes, "test"),
+                 memory = *device().Allocate(scratch.bytes, "test");
+    ThreadTeam team(1);
+    Orthogonalise(team, rule,
+                  {.matrix = expected.data(),
+                   .rows = kRows,
+                   .columns = kColumns,
+                   .dtype = kDTypeOf<T>,
+                   .scratch = host.data()});
+    Array<T> on_device(*this, matrix);
+    Enqueue([&](Kernels& kernels, Stream& stream) {
+      kernels.Orthogonalise(stream, rule,
+                            {.matrix = on_device.data(),
+                             .rows = kRows,
+                             .columns = kColumns,
+                             .dtype = kDTypeOf<T>,
+                             .scratch = memory.data()});
+    });
+    const std::vector<T> result = on_device.Read();
+    if (!kernels().enqueues()) return ExpectBits(result, expected);
+    double difference = 0, squares = 0;
+    for (size_t i = 0; i < result.size(); ++i) {
+      const double of = static_cast<float>(expected[i]);
+      difference += std::pow(static_cast<float>(result[i]) - of, 2);
+      squares += of * of;
+    }
+    EXPECT_LT(std::sqrt(difference / squares), tolerance);
+  };
+  expect(0.0f, 1e-5);
+  expect(BFloat16(), 2e-2);
+}
+
 // Both forms; random bits also across the end of a key.
 TEST_P(KernelsTest, MastersComeAndGoWithTheBitsOfTheirForm) {
   constexpr int64_t kCount = 1027;

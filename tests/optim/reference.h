@@ -140,6 +140,22 @@ inline void ReferenceLars(const OptimizerConfig& o, const UpdateScalars& s, floa
   p = std::fma(float(-s.learning_rate), g, p);
 }
 
+// Muon's first pass returns the direction; the second takes what became of it.
+inline float ReferenceMuonDirection(const OptimizerConfig& o, const UpdateScalars& s,
+                                    float gradient, float& m) {
+  const float g = s.gradient_factor * gradient;
+  const float change = g - m;
+  m = std::fma(float(1 - o.momentum), change, m);
+  if (!o.nesterov) return m;
+  const float further = m - g;
+  return std::fma(float(o.momentum), further, g);
+}
+inline void ReferenceMuon(const OptimizerConfig& o, const UpdateScalars& s, float direction,
+                          float& p) {
+  p = p * float(1 - s.learning_rate * o.weight_decay);
+  p = std::fma(float(-s.learning_rate), direction, p);
+}
+
 // One element by its optimizer's rule.
 inline void Reference(const OptimizerConfig& o, const UpdateScalars& s, float gradient, float& p,
                       float* const (&states)[3]) {
@@ -159,6 +175,8 @@ inline void Reference(const OptimizerConfig& o, const UpdateScalars& s, float gr
       return ReferenceLamb(o, s, gradient, p, *states[0], *states[1]);
     case OptimizerType::kLars:
       return ReferenceLars(o, s, gradient, p, *states[0]);
+    case OptimizerType::kMuon:
+      return ReferenceMuon(o, s, gradient, p);
   }
 }
 

@@ -5,7 +5,9 @@
 #include <vector>
 
 #include "ebb/optim/update.h"
+#include "ebb/optim/update_constants.h"
 #include "every_target.h"
+#include "reference.h"
 #include "rules.h"
 
 namespace ebb::optim::update_rules_test {
@@ -77,6 +79,49 @@ TEST(UpdateRulesTest, CenteredRmspropOfASteadyGradientStaysFinite) {
   });
 }
 
+// The direction is written where a master is, and rounded where a parameter is.
+TEST(UpdateRulesTest, MuonsTwoPasses) {
+  ThreadTeam team(2);
+  constexpr size_t kCount = 1031;
+  const UpdateScalars scalars{.step = 3, .learning_rate = 0.02, .gradient_factor = 0.37f};
+  for (const bool nesterov : {false, true}) {
+    const OptimizerConfig muon{
+        .type = OptimizerType::kMuon, .weight_decay = 0.1, .momentum = 0.95, .nesterov = nesterov};
+    const UpdateConstants constants = UpdateConstantsOf(muon, scalars);
+    const auto number = [](size_t i, float step) { return std::sin(static_cast<float>(i) * step); };
+    ForEveryTarget([&] {
+      std::vector<float> gradient(kCount), momentum(kCount), direction(kCount, -1), master(kCount);
+      std::vector<BFloat16> rounded(kCount);
+      for (size_t i = 0; i < kCount; ++i) {
+        gradient[i] = number(i, 0.3f), momentum[i] = number(i, 0.7f), master[i] = number(i, 1.1f);
+      }
+      const std::vector<float> momentum_before = momentum, master_before = master;
+      Update(team, UpdateRule::kMuonMomentum,
+             {.master = direction.data(),
+              .gradient = gradient.data(),
+              .states = {{momentum.data()}},
+              .parameter = rounded.data(),
+              .parameter_dtype = DType::kBFloat16,
+              .count = kCount},
+             constants);
+      Update(team, UpdateRule::kMuon,
+             {.master = master.data(),
+              .gradient = rounded.data(),
+              .gradient_dtype = DType::kBFloat16,
+              .count = kCount},
+             constants);
+      for (size_t i = 0; i < kCount; ++i) {
+        float m = momentum_before[i], p = master_before[i];
+        EXPECT_EQ(direction[i], ReferenceMuonDirection(muon, scalars, gradient[i], m)) << i;
+        EXPECT_EQ(momentum[i], m) << i;
+        EXPECT_EQ(rounded[i].bits, RoundHalfAway(direction[i]).bits) << i;
+        ReferenceMuon(muon, scalars, static_cast<float>(rounded[i]), p);
+        EXPECT_EQ(master[i], p) << i;
+      }
+    });
+  }
+}
+
 TEST(UpdateRulesTest, StatesAreNamedAsInTorch) {
   using Names = std::vector<std::string>;
   const auto names = [](const OptimizerConfig& optimizer) {
@@ -101,6 +146,7 @@ TEST(UpdateRulesTest, StatesAreNamedAsInTorch) {
       {{.type = OptimizerType::kLamb}, {"exp_avg", "exp_avg_sq"}},
       {{.type = OptimizerType::kLars, .momentum = 0.9}, {"momentum_buffer"}},
       {{.type = OptimizerType::kLars}, {}},
+      {{.type = OptimizerType::kMuon}, {"momentum_buffer"}},
   };
   for (const auto& [optimizer, expected] : kNamed) EXPECT_EQ(names(optimizer), expected);
   for (const Rule& rule : kRules)

@@ -63,6 +63,8 @@ TEST(PlanLaws, NothingIsReadBeforeItIsWrittenAndLiveMemoryDoesNotOverlap) {
     RandomCase random_case = CaseOf(number);
     if (number > Cases(600)) {
       random_case.MixDTypes();
+    } else if (number > Cases(520)) {
+      random_case.UpdateMatrices();
     } else if (number > Cases(450)) {
       random_case.EncodeStates();
     }

@@ -253,6 +253,26 @@ void RandomCase::EncodeStates() {
       {.elements = kScaleBlock, .least_size = random.OneIn(2) ? 0 : random.Between(0, 2'000)});
 }
 
+void RandomCase::UpdateMatrices() {
+  if (own_optimizer || TakesNorms()) return;
+  Random random(seed + 5'000'000);
+  config.optimizer.type = OptimizerType::kMuon;
+  config.optimizer.newton_schulz_dtype = random.OneIn(3) ? DType::kFloat32 : DType::kBFloat16;
+  optimizer_states = 2;
+  const bool some = random.OneIn(2);
+  for (ParameterSpec& parameter : model.parameters) {
+    parameter.cut_rows = 0;
+    if (parameter.shape.size() < 2 || (some && random.OneIn(3))) continue;
+    parameter.matrix_update = MatrixUpdate::kYes;
+    const int64_t rows = parameter.shape[parameter.shape.size() - 2];
+    if (rows > 1 && random.OneIn(3)) parameter.matrix_rows = {1, rows - 1};
+  }
+  config.ebb.host_memory.reset();
+  config.ebb.device_memory.reset();
+  config.zero.offload_param.buffer_size.reset();
+  model = DivideByDType(std::move(model), config.compute);
+}
+
 // LAMB or LARS, for some parameters or for all, from random numbers of its own.
 void RandomCase::TakeNorms() {
   Random random(seed + 1'000'000);

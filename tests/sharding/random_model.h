@@ -68,6 +68,8 @@ struct RandomCase {
   void MixDTypes();
   // Keeps the optimizer's states in bf16 or in blocks of 8 bits.
   void EncodeStates();
+  // Lets Muon update some matrices, or all.
+  void UpdateMatrices();
   // Some trainable parameter's optimizer takes norms.
   bool TakesNorms() const;
   OptimizerType OptimizerOf(ParameterId id) const;

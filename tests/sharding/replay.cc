@@ -293,6 +293,16 @@ void Replay::Touch(int thing, const Op& operation) {
     case Role::kUpdate:
       Update(thing, operation);
       break;
+    case Role::kMomentum:
+      Momentum(thing, operation);
+      break;
+    case Role::kToOwners:
+    case Role::kFromOwners:
+      ExchangeMatrices(thing, operation);
+      break;
+    case Role::kOrthogonalise:
+      Orthogonalise(thing, operation);
+      break;
     case Role::kRefresh:
       Refresh(thing, operation);
       break;
@@ -339,19 +349,17 @@ void Replay::ReadWeights(int thing, int scope) {
 
 void Replay::TouchBoundaries(int thing, int scope) {
   const PlannedScope& s = plan_->scopes[scope];
-  const int last = static_cast<int>(inputs_.model->forward.size()) - 1;
   const int walk = walked_ + s.round;
   for (int64_t m = 0; m < plan_->decisions.micro_batches_per_round; ++m) {
-    if (s.visit > 0)
-      memory_.Read(thing, Output(s.visit - 1, m, false), {Content::kOutput, s.visit - 1, walk});
-    if (!s.backward && s.visit < last)
+    if (s.input >= 0)
+      memory_.Read(thing, Output(s.input, m, false), {Content::kOutput, s.input, walk});
+    if (!s.backward && s.hands_on)
       memory_.Write(thing, Output(s.visit, m, false), {Content::kOutput, s.visit, walk});
     if (!s.backward) continue;
-    if (s.visit < last)
+    if (s.hands_on)
       memory_.Read(thing, Output(s.visit, m, true), {Content::kOutputGradient, s.visit, walk});
     if (s.input_gradient) {
-      memory_.Write(thing, Output(s.visit - 1, m, true),
-                    {Content::kOutputGradient, s.visit - 1, walk});
+      memory_.Write(thing, Output(s.input, m, true), {Content::kOutputGradient, s.input, walk});
     }
   }
 }

@@ -82,6 +82,9 @@ class Replay {
   void Norm(int thing, const Op& operation);
   void GatherGradient(int thing, const Op& operation);
   void Update(int thing, const Op& operation);
+  void Momentum(int thing, const Op& operation);
+  void ExchangeMatrices(int thing, const Op& operation);
+  void Orthogonalise(int thing, const Op& operation);
   void ParameterNorms(int thing, const Op& operation);
   void Seal(int thing, const Op& operation);
   void SealNorms(int thing);

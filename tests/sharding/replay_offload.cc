@@ -54,11 +54,17 @@ void Replay::Update(int thing, const Op& operation) {
     const int contributions = carried ? contributions_carried_[u] : expected_contributions(u);
     const int64_t gradient_size = SizeOf(d.shard_dtype(u)), size = SizeOf(d.compute_of(u));
     const bool gathered = d.stage == 0 && d.world > 1;
-    memory_.Read(thing, RangeOf(work.gradient, group.count() * gradient_size),
-                 gathered
-                     ? Content{Content::kGatheredGradient, u, step, 0, group.begin * gradient_size}
-                     : Content{Content::kGradientShard, u, step, contributions,
-                               group.begin * gradient_size});
+    const int64_t direction = SizeOf(d.direction);
+    if (d.has_matrices(u)) {
+      memory_.Read(thing, RangeOf(work.gradient, group.count() * direction),
+                   {Content::kOrthogonal, u, step, 0, group.begin * direction});
+    } else {
+      memory_.Read(
+          thing, RangeOf(work.gradient, group.count() * gradient_size),
+          gathered ? Content{Content::kGatheredGradient, u, step, 0, group.begin * gradient_size}
+                   : Content{Content::kGradientShard, u, step, contributions,
+                             group.begin * gradient_size});
+    }
     const Range master = RangeOf(work.master, d.MasterBytes(u, group.count()));
     const Range parameter = RangeOf(work.parameter, group.count() * size);
     if (d.writes_parameters(u)) {
@@ -73,7 +79,7 @@ void Replay::Update(int thing, const Op& operation) {
       memory_.Read(thing, master, ParameterOf(u, from, group.begin));
       memory_.Write(thing, master, ParameterOf(u, to, group.begin));
     }
-    for (int i = 0; i < inputs_.optimizer_states; ++i) {
+    for (int i = 0; i < operation.updates.front().states; ++i) {
       const Range state = RangeOf(work.states[i].place, d.StateBytes(u, i, group.count()));
       memory_.Read(thing, state,
                    {Content::kOptimizerState, u, from, i, d.StateBytes(u, i, group.begin)});

@@ -8,11 +8,29 @@
 namespace ebb::sharding {
 
 std::string ToString(const Content& content) {
-  constexpr const char* kNames[] = {
-      "nothing",        "parameter",     "frozen",        "master",          "state",
-      "whole gradient", "cast gradient", "group's slice", "summed slice",    "reduced slice",
-      "gradient shard", "whole shard",   "output",        "output gradient", "norm",
-      "sums",           "exchanged",     "fp32 slice",    "norms",           "norm records"};
+  constexpr const char* kNames[] = {"nothing",
+                                    "parameter",
+                                    "frozen",
+                                    "master",
+                                    "state",
+                                    "whole gradient",
+                                    "cast gradient",
+                                    "group's slice",
+                                    "summed slice",
+                                    "reduced slice",
+                                    "gradient shard",
+                                    "whole shard",
+                                    "output",
+                                    "output gradient",
+                                    "norm",
+                                    "sums",
+                                    "exchanged",
+                                    "fp32 slice",
+                                    "norms",
+                                    "norm records",
+                                    "direction",
+                                    "matrices",
+                                    "orthogonal direction"};
   return absl::StrCat(kNames[content.kind], "(", content.a, ", ", content.b, ", ", content.c, ")",
                       content.first > 0 ? absl::StrCat(" from byte ", content.first) : "");
 }

@@ -38,6 +38,9 @@ struct Content {
     kOptimizerGradient,
     kParameterNorms,  // step: what sub-groups so far have summed
     kNormRecords,     // step
+    kDirection,       // unit, step
+    kMatrices,        // unit, step, whether they are orthogonal
+    kOrthogonal,      // unit, step: the direction that has come back
   };
   Kind kind = kNothing;
   int a = 0, b = 0, c = 0;

@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "ebb/runtime/base/newton_schulz_work.h"
 #include "ebb/sharding/report/machine_costs.h"
 #include "ebb/sharding/report/simulate.h"
 #include "random_model.h"
@@ -278,6 +280,32 @@ TEST_F(MachineCostsTest, CollectivesUseTheLinkWithinAHostAndTheNetworkBetweenThe
     EXPECT_EQ(cost.latency, 1 + 3 * 0.5);
     EXPECT_EQ(cost.caller_seconds, 0.125);
   }
+}
+
+// Others wait for the rank whose matrices take longest.
+TEST_F(MachineCostsTest, MatricesAreComputedAtTheirRateByTheOwnerWithMost) {
+  ModelSpec model;
+  const UnitId unit = model.AddUnit("block");
+  for (const int64_t columns : {64, 128, 16}) {
+    model.Add(unit, {.name = absl::StrCat("w", columns),
+                     .shape = {32, columns},
+                     .init = Constant(0),
+                     .matrix_update = MatrixUpdate::kYes});
+  }
+  model.forward.push_back({.unit = unit});
+  model = DivideByDType(std::move(model), DType::kFloat32);
+  Config config = ConfigOf(1);
+  config.optimizer.type = OptimizerType::kMuon;
+  const Plan plan = PlanOf(model, config, 2);
+  Machine machine = MachineOf(2);
+  machine.products = 1000, machine.half_side = 8;
+  // One owner has the largest, the other one the rest.
+  const auto seconds = [](int64_t columns) {
+    const double side = std::min<int64_t>(32, columns);
+    return (1 + 8 / side) * NewtonSchulzOperations(32, columns, 5, /*halves=*/false) / 1000;
+  };
+  EXPECT_DOUBLE_EQ(CostOf(plan, CostsOf(plan, machine), Role::kOrthogonalise).amounts[kDevice],
+                   std::max(seconds(128), seconds(64) + seconds(16)));
 }
 
 // 2 shard groups of 2 ranks on hosts of 2: gathers stay within one, the sum over groups does not.

@@ -40,8 +40,12 @@ Gpt Declare(const GptOptions& options, ModelSpec& spec) {
 
   Gpt gpt = {.shape = shape, .embedding = spec.AddUnit("embedding"), .norm = {}, .blocks = {}};
   const auto matrix = [&](UnitId unit, std::string name, int64_t rows, int64_t columns,
-                          const Initialiser& init) {
-    return spec.Add(unit, {.name = std::move(name), .shape = {rows, columns}, .init = init});
+                          const Initialiser& init, int64_t matrices = 1) {
+    std::vector<int64_t> each;
+    if (matrices > 1) each.assign(static_cast<size_t>(matrices), rows / matrices);
+    return spec.Add(
+        unit,
+        {.name = std::move(name), .shape = {rows, columns}, .init = init, .matrix_rows = each});
   };
   const auto vector = [&](UnitId unit, std::string name, int64_t size, float value) {
     return spec.Add(unit, {.name = std::move(name),
@@ -55,21 +59,22 @@ Gpt Declare(const GptOptions& options, ModelSpec& spec) {
     return {vector(unit, name + ".weight", width, 1), vector(unit, name + ".bias", width, 0)};
   };
   const auto linear = [&](UnitId unit, const std::string& name, int64_t outputs, int64_t inputs,
-                          const Initialiser& init) -> WeightAndBias {
-    return {matrix(unit, name + ".weight", outputs, inputs, init),
+                          const Initialiser& init, int64_t matrices = 1) -> WeightAndBias {
+    return {matrix(unit, name + ".weight", outputs, inputs, init, matrices),
             vector(unit, name + ".bias", outputs, 0)};
   };
   gpt.norm = norm(gpt.embedding, "final_norm");
   for (int64_t i = 0; i < shape.layers; ++i) {
     const std::string name = absl::StrCat("block", i);
     const UnitId unit = spec.AddUnit(name);
-    gpt.blocks.push_back({.unit = unit,  // parameters are added in this order
-                          .norm1 = norm(unit, name + ".norm1"),
-                          .qkv = linear(unit, name + ".qkv", 3 * width, width, small),
-                          .projection = linear(unit, name + ".projection", width, width, residual),
-                          .norm2 = norm(unit, name + ".norm2"),
-                          .up = linear(unit, name + ".up", 4 * width, width, small),
-                          .down = linear(unit, name + ".down", width, 4 * width, residual)});
+    gpt.blocks.push_back(
+        {.unit = unit,  // parameters are added in this order
+         .norm1 = norm(unit, name + ".norm1"),
+         .qkv = linear(unit, name + ".qkv", 3 * width, width, small, /*matrices=*/3),
+         .projection = linear(unit, name + ".projection", width, width, residual),
+         .norm2 = norm(unit, name + ".norm2"),
+         .up = linear(unit, name + ".up", 4 * width, width, small),
+         .down = linear(unit, name + ".down", width, 4 * width, residual)});
   }
 
   spec.forward.push_back({.unit = gpt.embedding, .output_bytes = options.boundary_bytes});

@@ -34,13 +34,6 @@ void LeaveOutParts(ModelSpec& model) {
   if (shown == model.forward.size()) model.forward = std::move(forward);
 }
 
-// By unit, UnitSpec::state_block.
-std::vector<int> StateBlocksOf(const ModelSpec& model) {
-  std::vector<int> blocks;
-  for (const UnitSpec& unit : model.units) blocks.push_back(unit.state_block);
-  return blocks;
-}
-
 // Checks the order as the trainer gave it, so that errors count the trainer's visits and events and
 // name its units. The units in `model` are divided. An order with a visit to every part came from
 // Engine::model(). Such an order is divided already.
@@ -71,18 +64,11 @@ absl::Status Reorder::To(std::vector<Visit> forward, std::vector<ScopeEvent> ord
   // Updates that were carried over are the old plan's.
   with_.interpreter->runner.AwaitState();
   own.Update(with_.interpreter->state.values().Await());
-  const std::vector<int> blocks = StateBlocksOf(model_);
   model_.forward = std::move(forward);
   model_.order = std::move(order);
   if (model_.order.empty()) LeaveOutParts(model_);
   if (own.ok()) own = ValidateGiven(model_);
   model_ = Divided(std::move(model_), with_.inputs.config, with_.inputs.own_optimizer());
-  if (own.ok() && StateBlocksOf(model_) != blocks) {
-    own = absl::InvalidArgumentError(
-        "Reorder: small parameters have fp32 states beside 8-bit ones only if the engine keeps no "
-        "boundaries, and their states are where Create has put them: give visits output_bytes, or "
-        "none, as at Create");
-  }
   if (own.ok()) own = Plan();
   EBB_RETURN_IF_ERROR(with_.interpreter->barrier.Enter(CallKind::kReorder, /*subject=*/0, own));
   EBB_RETURN_IF_ERROR(AgreeOnOrder(with_.Control(), model_, next_.Fingerprint()));

@@ -14,6 +14,7 @@
 #include "ebb/runtime/engine/create/measure.h"
 #include "ebb/runtime/engine/device_reach.h"
 #include "ebb/runtime/engine/issue/engine_streams.h"
+#include "ebb/runtime/engine/matrix_groups.h"
 #include "ebb/runtime/engine/ranks/agreement.h"
 #include "ebb/runtime/engine/ranks/reduction_group.h"
 #include "ebb/runtime/trace/log.h"
@@ -58,6 +59,8 @@ absl::StatusOr<std::unique_ptr<EngineMembers>> MakeEngine(World world, Device de
   if (options.error.ok()) EBB_RETURN_IF_ERROR(Validate(model));
   EBB_ASSIGN_OR_RETURN(Config resolved, config.ForWorld(world.size()));
   EBB_ASSIGN_OR_RETURN(const Worlds worlds, WorldsOf(world, resolved, options));
+  EBB_ASSIGN_OR_RETURN(model,
+                       WithMatrixGroups(std::move(model), resolved, options.optimizer.has_value()));
   model = Divided(std::move(model), resolved, options.optimizer ? &*options.optimizer : nullptr);
   if (options.optimizer) {
     std::string overruled = sharding::WhatOwnOptimizerOverrules(config);
@@ -93,8 +96,11 @@ absl::Status Setup::Make() {
   if (own.ok()) own = CheckGroups();
   if (own.ok()) own = CheckOptimizer();
   if (own.ok() && inputs.verdict.has_value()) own = CheckOverTensor(inputs.model);
+  if (own.ok()) own = CheckMatricesOverTensor(inputs.model);
   if (own.ok()) measuring.ChooseRatioByCap();
   if (own.ok()) own = with_.plans.Plan();
+  if (own.ok() && !with_.plans.plan().decisions.matrices.empty())
+    own = with_.kernels.device->LoadProducts();
   EBB_RETURN_IF_ERROR(with_.communicators.MakeControl(with_.ledger));
   EBB_RETURN_IF_ERROR(
       with_.streams.Make(inputs.device, with_.plans.has_plans() ? &plan() : nullptr));
@@ -256,7 +262,9 @@ absl::Status Setup::CheckGroups() const {
   for (const auto& [name, group] : with_.inputs.config.ebb.parameter_groups) {
     const bool used =
         std::any_of(with_.inputs.model.parameters.begin(), with_.inputs.model.parameters.end(),
-                    [&](const ParameterSpec& parameter) { return parameter.group == name; });
+                    [&](const ParameterSpec& parameter) {
+                      return parameter.group == name || parameter.group == GroupBeside(name);
+                    });
     if (!used)
       absl::StrAppend(&missing, missing.empty() ? "" : ", ", "ebb.parameter_groups.", name);
   }

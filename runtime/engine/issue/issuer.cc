@@ -128,7 +128,7 @@ void Issuer::Work(LinkedList& run, int index, const StepTag& step, Stream& strea
       assert(tasks_[static_cast<int>(op.role)] != nullptr);
       return tasks_[static_cast<int>(op.role)](run, index, step.parity, stream);
     case Code::kUpdate:
-      if (op.updates.front().early) outcome_.StartEarlyUpdate();
+      if (!op.updates.empty() && op.updates.front().early) outcome_.StartEarlyUpdate();
       [[fallthrough]];
     case Code::kConvert:
     case Code::kAccumulate:
@@ -164,6 +164,9 @@ void Issuer::Redistribute(LinkedList& run, int index, const StepTag& step, Strea
       break;
     case sharding::Movement::kReduceScatter:
       status = along.ReduceScatter(stream, spans, dtype, op.divides ? step.divide : 1.0f);
+      break;
+    case sharding::Movement::kAllToAllV:
+      status = along.AllToAllV(stream, spans, dtype);
       break;
     case sharding::Movement::kAllReduce:
       status = along.AllReduce(stream, spans, dtype, ReduceOp::kSum, step.divide);

@@ -65,6 +65,35 @@ absl::StatusOr<std::unique_ptr<LinkedList>> LinkedList::Link(sharding::OpList li
   return linked;
 }
 
+// The parts of matrices that go to their owners, or come back. `from`, `to`: what the operation
+// reads and writes on this rank, which is `slice`.
+std::vector<CollectiveSpan> LinkedList::SpansOfMatrices(const Op& op, std::byte* from,
+                                                        std::byte* to, int slice) const {
+  const sharding::Decisions& d = plan_->decisions;
+  const int unit = op.parts.front().unit;
+  const int64_t shard = SectionOf(*plan_, unit, /*trainable=*/true).shard,
+                size = SizeOf(d.direction);
+  const bool to_owners = op.role == sharding::Role::kToOwners;
+  std::byte *const directions = to_owners ? from : to, *const matrices = to_owners ? to : from;
+  std::vector<CollectiveSpan> spans;
+  for (const sharding::MatrixPart& part : PartsOf(d.matrices[unit], shard, d.shards)) {
+    const int owner = part.matrix->owner;
+    std::byte* const direction =
+        part.slice == slice ? directions + (part.begin - slice * shard) * size : nullptr;
+    std::byte* const matrix =
+        owner == slice ? matrices + (part.matrix->at + part.begin - part.matrix->begin) * size
+                       : nullptr;
+    spans.push_back(to_owners ? CollectiveSpan{direction, matrix, part.count(), part.slice, owner}
+                              : CollectiveSpan{matrix, direction, part.count(), owner, part.slice});
+  }
+  if (!to_owners) {
+    std::stable_sort(spans.begin(), spans.end(), [](const auto& a, const auto& b) {
+      return std::pair(a.from, a.to) < std::pair(b.from, b.to);
+    });
+  }
+  return spans;
+}
+
 void LinkedList::Point(const Storage& storage) {
   pointers_.clear();
   span_lists_.Clear();
@@ -92,6 +121,9 @@ void LinkedList::Point(const Storage& storage) {
         case sharding::Movement::kReduceScatter:
           for (size_t part = 0, k = 0; part < op.parts.size(); ++part, k += 2)
             spans.push_back({.send = at(k), .receive = at(k + 1), .count = operands[k + 1].count});
+          break;
+        case sharding::Movement::kAllToAllV:
+          spans = SpansOfMatrices(op, at(0), at(1), storage.shard());
           break;
         case sharding::Movement::kAllReduce:
           for (size_t k = 0; k < op.parts.size(); ++k)

@@ -68,6 +68,9 @@ class LinkedList {
   LinkedList(sharding::OpList list, const sharding::Plan& plan)
       : list_(std::move(list)), plan_(&plan) {}
 
+  std::vector<CollectiveSpan> SpansOfMatrices(const sharding::Op& op, std::byte* from,
+                                              std::byte* to, int slice) const;
+
   struct Linked {
     size_t first = 0;  // of pointers_
     std::span<const CollectiveSpan> spans = {};

@@ -46,6 +46,9 @@ class Storage {
   // error: what could not be taken is missing, until a call succeeds.
   absl::Status FollowPlan();
 
+  // The number of this rank's slice of every unit.
+  int shard() const { return shard_; }
+
   // Memory for a move to the other place, taken before anything moves, as it may not be there.
   class Room {
     friend class Storage;

@@ -6,6 +6,7 @@
 #include <cstddef>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/engine/matrix_groups.h"
 #include "ebb/sharding/fingerprint.h"
 
 namespace ebb {
@@ -53,6 +54,8 @@ absl::Status StepRates::Give(int parity, std::span<const GroupRates> rates) {
                                                      ": it must be 0 or more, and an fp32 number"));
     }
   }
+  // Rates that are given themselves replace those that follow from others.
+  for (const GroupRates& given : rates) GiveBeside(parity, given);
   for (const GroupRates& given : rates) {
     const ParameterGroupConfig* const group =
         given.group.empty() ? nullptr : &named.find(given.group)->second;
@@ -61,6 +64,18 @@ absl::Status StepRates::Give(int parity, std::span<const GroupRates> rates) {
     if (given.weight_decay) of.weight_decay = given.weight_decay;
   }
   return absl::OkStatus();
+}
+
+// The parameters of the group that AdamW updates beside Muon keep their part of the rate.
+void StepRates::GiveBeside(int parity, const GroupRates& given) {
+  const auto beside = config_.ebb.parameter_groups.find(GroupBeside(given.group));
+  if (beside == config_.ebb.parameter_groups.end()) return;
+  const auto group = config_.ebb.parameter_groups.find(given.group);
+  const double own = group == config_.ebb.parameter_groups.end() ? 1 : group->second.lr_factor;
+  Rates& of = rates_[parity][IndexOf(&beside->second)];
+  if (given.learning_rate && own > 0)
+    of.learning_rate = *given.learning_rate * (beside->second.lr_factor / own);
+  if (given.weight_decay) of.weight_decay = given.weight_decay;
 }
 
 std::optional<double> StepRates::learning_rate(int parity,

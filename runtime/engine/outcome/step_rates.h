@@ -34,6 +34,7 @@ class StepRates {
     std::optional<double> learning_rate = {}, weight_decay = {};
   };
   size_t IndexOf(const ParameterGroupConfig* group) const;
+  void GiveBeside(int parity, const GroupRates& given);
 
   const Config& config_;
   const bool own_optimizer_;

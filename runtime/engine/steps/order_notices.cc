@@ -28,11 +28,12 @@ void OrderNotices::Opened(const Match& match, sharding::ScopeKind kind, int unit
   const auto at = [this](int scope) -> const PlannedScope& {
     return progress_.PlannedScopeOf(scope);
   };
-  // A head and loss that are fused into the last visit's backward; and scopes that a trainer need
-  // not recompute.
-  const bool fused = match.scope == match.expected + 1 &&
-                     at(match.expected).kind() == sharding::ScopeKind::kForward &&
-                     at(match.scope).backward;
+  // A head and loss that are fused into the last visit's backward, where forwards of the parts of
+  // its unit are left out, too; and scopes that a trainer need not recompute.
+  bool fused = at(match.scope).backward && (match.scope == match.expected + 1 ||
+                                            at(match.scope).visit == at(match.expected).visit);
+  for (int scope = match.expected; fused && scope < match.scope; ++scope)
+    fused = at(scope).kind() == sharding::ScopeKind::kForward;
   bool kept = !OwnsBoundaries();
   for (int scope = match.expected; kept && scope < match.scope; ++scope) kept = at(scope).recompute;
   if (!fused && !kept)

@@ -23,6 +23,7 @@ using sharding::Section;
 void ScopeViews::FollowPlan() {
   boundary_dtypes_.clear();
   boundary_elements_.clear();
+  boundary_numbers_.clear();
   const ModelSpec& model = core_.inputs.model;
   const size_t visits = model.forward.size();
   requested_.assign(static_cast<size_t>(sharding::WholeGradients(plan())), {});
@@ -38,6 +39,8 @@ void ScopeViews::FollowPlan() {
     const int64_t bytes = model.forward[v].output_bytes, size = SizeOf(dtype);
     boundary_dtypes_.push_back(bytes % size == 0 ? dtype : DType::kInt8);
     boundary_elements_.push_back(bytes % size == 0 ? bytes / size : bytes);
+    const int before = sharding::BoundaryBefore(model, static_cast<int>(v));
+    boundary_numbers_.push_back(before < 0 ? 0 : boundary_numbers_[before] + 1);
   }
 }
 
@@ -256,7 +259,7 @@ MutableTensorView ScopeViews::Boundary(int64_t id, int micro_batch, int visit, b
                                        Shown shown) {
   const OpenScope* scope = Find(id);
   const ModelSpec& model = core_.inputs.model;
-  if (scope == nullptr || visit < 0 || visit + 1 >= static_cast<int>(model.forward.size()) ||
+  if (scope == nullptr || visit < 0 || !sharding::HandsOn(model, visit) ||
       model.forward[static_cast<size_t>(visit)].output_bytes == 0)
     return {};
   const std::span<const int> served = MicroBatches(id);
@@ -267,19 +270,23 @@ MutableTensorView ScopeViews::Boundary(int64_t id, int micro_batch, int visit, b
     return {};
   }
   const int index = micro_batch - served.front();
-  const sharding::Place place = progress_.evaluation
-                                    ? sharding::WalkOutputPlace(plan(), visit, index)
-                                    : sharding::OutputPlace(plan(), visit, gradient, index);
+  const sharding::Place place =
+      progress_.evaluation ? sharding::WalkOutputPlace(plan(), boundary_numbers_[visit], index)
+                           : sharding::OutputPlace(plan(), visit, gradient, index);
   return {.data = core_.storage.At(place),
           .dtype = boundary_dtypes_[static_cast<size_t>(visit)],
           .shape = {&boundary_elements_[static_cast<size_t>(visit)], 1},
           .origin = view_errors_.Of(shown, scope->visit)};
 }
 
+int ScopeViews::BeforeOf(const OpenScope& scope) const {
+  return sharding::BoundaryBefore(core_.inputs.model, scope.visit);
+}
+
 MutableTensorView ScopeViews::Input(int64_t id, int micro_batch) {
   const OpenScope* scope = Find(id);
   if (scope == nullptr) return {};
-  return Boundary(id, micro_batch, scope->visit - 1, /*gradient=*/false, Shown::kInput);
+  return Boundary(id, micro_batch, BeforeOf(*scope), /*gradient=*/false, Shown::kInput);
 }
 MutableTensorView ScopeViews::Output(int64_t id, int micro_batch) {
   const OpenScope* scope = Find(id);
@@ -298,7 +305,7 @@ MutableTensorView ScopeViews::InputGradient(int64_t id, int micro_batch) {
                            ? scope->visit > sharding::FirstTrainableVisit(core_.inputs.model)
                            : progress_.PlannedScopeOf(scope->planned).input_gradient;
   if (!has_one) return {};
-  return Boundary(id, micro_batch, scope->visit - 1, /*gradient=*/true, Shown::kInputGradient);
+  return Boundary(id, micro_batch, BeforeOf(*scope), /*gradient=*/true, Shown::kInputGradient);
 }
 
 // Mistakes.

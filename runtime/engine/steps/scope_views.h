@@ -68,6 +68,7 @@ class ScopeViews {
   const sharding::ParameterLocation* Locate(std::string_view what, const OpenScope& scope,
                                             ParameterId parameter);
   absl::Status NotHeld(std::string_view what, const OpenScope& scope, ParameterId parameter) const;
+  int BeforeOf(const OpenScope& scope) const;  // BoundaryBefore
   MutableTensorView Boundary(int64_t scope, int micro_batch, int visit, bool gradient, Shown shown);
   void Refuse(absl::Status mistake);
 
@@ -85,6 +86,7 @@ class ScopeViews {
   std::vector<RoundNumbers> round_numbers_;
   std::vector<DType> boundary_dtypes_;  // by visit
   std::vector<int64_t> boundary_elements_;
+  std::vector<int> boundary_numbers_;  // by visit: of those that boundaries pass through
 };
 
 }  // namespace ebb

@@ -33,7 +33,8 @@ UpdateCall::Work UpdateCall::WorkOf(const LinkedList& run, int index, const Step
                      .parameter_dtype = op.operands[kParameter].encoding.dtype,
                      .count = detail.count()},
           .master = run.At(index, kMaster),
-          .states = run.AllFrom(index, kStates).first(static_cast<size_t>(detail.states))};
+          .states = run.AllFrom(index, kStates).first(static_cast<size_t>(detail.states)),
+          .is_momentum = op.role == sharding::Role::kMomentum};
   const Operand& master = op.operands[kMaster];
   of.arrays.rounding = {detail.rounding_unit, detail.begin + core_.slice * detail.per_slice};
   of.arrays.round_states_stochastically = core_.inputs.config.ebb.stochastic_rounding;
@@ -52,6 +53,7 @@ UpdateCall::Work UpdateCall::WorkOf(const LinkedList& run, int index, const Step
 }
 
 void UpdateCall::Run(const LinkedList& run, int index, const StepTag& step, Stream& stream) const {
+  if (run[index].role == sharding::Role::kOrthogonalise) return Orthogonalise(run, index, stream);
   const Work of = WorkOf(run, index, step);
   if (run[index].code() == Code::kUpdate) return Update(run, index, of, stream);
   const int sums = kStates + of.detail.states;
@@ -80,7 +82,7 @@ void UpdateCall::Update(const LinkedList& run, int index, const Work& of, Stream
       std::all_of(of.arrays.states, of.arrays.states + optim::kStatesMax,
                   [](const optim::StateArray& state) { return state.encoding == DType::kFloat32; });
   const UpdateTable::Set* const only =
-      own_ == nullptr && in_fp32
+      own_ == nullptr && in_fp32 && !run.plan().decisions.has_matrices(of.unit)
           ? table_.OnlySetOf(of.unit, of.detail.begin, of.detail.end, of.detail.states)
           : nullptr;
   if (verifies && only != nullptr) {
@@ -88,7 +90,9 @@ void UpdateCall::Update(const LinkedList& run, int index, const Work& of, Stream
     const optim::UpdateChecksums sums =
         optim::UpdateAndSum(stream.team(), constants_.OptimizerOf(*only, scalars), of.arrays,
                             constants_.ScalarsOf(*only, scalars), verifier_.scratch());
-    if (Agrees(of, sums.read)) verifier_.SetStates(sub_group, sums.written);
+    const auto arrays = static_cast<size_t>(1 + of.detail.states);
+    if (Agrees(of, std::span(sums.read).first(arrays)))
+      verifier_.SetStates(sub_group, 0, std::span(sums.written).first(arrays));
     return;
   }
   if (verifies && !Agrees(of, Checksums(of, stream))) return;
@@ -109,10 +113,11 @@ void UpdateCall::Update(const LinkedList& run, int index, const Work& of, Stream
     }
   } else {
     ForEachPart(of, stream, [&](const Part& part) {
-      kernels.Update(stream, part.rule, part.arrays, part.runs);
+      kernels.Update(stream, of.is_momentum ? optim::UpdateRule::kMuonMomentum : part.rule,
+                     part.arrays, part.runs);
     });
   }
-  if (verifies) verifier_.SetStates(sub_group, Checksums(of, stream));
+  if (verifies) verifier_.SetStates(sub_group, FirstArray(of), Checksums(of, stream));
 }
 
 // The operations behind an update carry its parameters to their place, even if the update did not
@@ -127,6 +132,25 @@ void UpdateCall::Keep(const Work& of, Stream& stream) const {
   core_.kernels.Of(stream).Cast(stream, of.arrays.master, DType::kFloat32, of.arrays.parameter,
                                 of.arrays.parameter_dtype, of.arrays.count,
                                 optim::Rounding::kParameter);
+}
+
+// Whether the step is applied or not: where it is not, no update uses the result.
+void UpdateCall::Orthogonalise(const LinkedList& run, int index, Stream& stream) const {
+  enum { kMatrices, kScratch };
+  const sharding::Decisions& d = run.plan().decisions;
+  const int unit = run[index].parts.front().unit;
+  for (const sharding::OwnedMatrix& matrix : d.matrices[unit]) {
+    if (d.exchanges_matrices() && matrix.owner != core_.slice) continue;
+    const OptimizerConfig muon =
+        OptimizerOf(core_.inputs.config, core_.inputs.model[matrix.parameter].group);
+    core_.kernels.Of(stream).Orthogonalise(
+        stream, optim::NewtonSchulzOf(muon, matrix.rows, matrix.columns),
+        {.matrix = run.At(index, kMatrices) + matrix.at * SizeOf(d.direction),
+         .rows = matrix.rows,
+         .columns = matrix.columns,
+         .dtype = d.direction,
+         .scratch = run.At(index, kScratch)});
+  }
 }
 
 // Nothing is written but the sums. A rank that cannot take them says so with its record, and no
@@ -170,11 +194,16 @@ void UpdateCall::ForEachPart(const Work& of, const Stream& stream,
 }
 
 std::span<const uint64_t> UpdateCall::Checksums(const Work& of, Stream& stream) const {
-  return verifier_.SumStates(of.detail.sub_group, of.master, of.states, stream.team());
+  std::byte* arrays[1 + optim::kStatesMax] = {of.master};
+  std::copy(of.states.begin(), of.states.end(), arrays + 1);
+  const std::span<std::byte* const> all(arrays, 1 + of.states.size());
+  const int first = FirstArray(of);
+  return verifier_.SumStates(of.detail.sub_group, first, all.subspan(static_cast<size_t>(first)),
+                             stream.team());
 }
 
 bool UpdateCall::Agrees(const Work& of, std::span<const uint64_t> checksums) const {
-  return verifier_.AgreeStates(of.detail.sub_group, checksums, of.detail.states);
+  return verifier_.AgreeStates(of.detail.sub_group, FirstArray(of), checksums);
 }
 
 }  // namespace ebb

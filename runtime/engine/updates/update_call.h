@@ -37,7 +37,7 @@ class UpdateCall {
         own_(own),
         own_enqueues_(OwnOptimizerEnqueues(core)) {}
 
-  // kUpdate and kParameterNorms; op.h lists their operands.
+  // Updates, both passes of Muon's and its iteration, and kParameterNorms; op.h lists operands.
   void Run(const LinkedList& run, int op, const StepTag& step, Stream& stream) const;
   bool own_enqueues() const { return own_enqueues_; }  // OwnOptimizerEnqueues
 
@@ -49,6 +49,7 @@ class UpdateCall {
     optim::UpdateArrays arrays;
     std::byte* master = nullptr;  // or its low half
     std::span<std::byte* const> states = {};
+    bool is_momentum = false;  // the first of Muon's two passes
   };
   // The part that one rule updates, with its constants: runs are counted from `first_set`.
   struct Part {
@@ -61,10 +62,13 @@ class UpdateCall {
   Work WorkOf(const LinkedList& run, int op, const StepTag& step) const;
   void Update(const LinkedList& run, int op, const Work& of, Stream& stream) const;
   void Keep(const Work& of, Stream& stream) const;
+  void Orthogonalise(const LinkedList& run, int op, Stream& stream) const;
   void SumNorms(const Work& of, std::span<optim::NormSums> sums, bool first, Stream& stream) const;
   void ForEachPart(const Work& of, const Stream& stream,
                    absl::FunctionRef<void(const Part&)> visit) const;
   std::span<const uint64_t> Checksums(const Work& of, Stream& stream) const;
+  // The number of the first array that has a checksum here: 0 is the master.
+  static int FirstArray(const Work& of) { return of.is_momentum ? 1 : 0; }
   bool Agrees(const Work& of, std::span<const uint64_t> checksums) const;
 
   const Core& core_;

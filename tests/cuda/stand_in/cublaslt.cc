@@ -1,6 +1,6 @@
-// cuBLASLt's part: the functions that gpt's products use, found by their names. Products are sums
-// in ascending order of k, by fused multiply-adds in fp32. Products that the real library does not
-// offer are not offered here either, so that their replacements are tested.
+// cuBLASLt's part: the functions that products of gpt and of Muon use, found by their names.
+// Products are sums in ascending order of k, by fused multiply-adds in fp32. Products that the real
+// library does not offer are not offered here either, so that their replacements are tested.
 #include <cublasLt.h>
 
 #include <algorithm>
@@ -61,7 +61,7 @@ struct Call {
   Layout a, b, c;
   const void *a_data, *b_data, *added;
   void* c_data;
-  float beta;
+  float alpha, beta;
 };
 
 // An operand in fp32, as `outer` vectors of `depth` elements; element (o, k) lies at o *
@@ -99,7 +99,8 @@ void Compute(const Call& call) {
       for (int64_t k = 0; k < depth; ++k)
         sum = std::fma(vector(a, row)[k], vector(b, column)[k], sum);
       const int64_t at = column * call.c.stride + row;
-      if (call.beta != 0) sum += call.beta * Get(call.added, call.c.type, at);
+      sum *= call.alpha;
+      if (call.beta != 0) sum = std::fma(call.beta, Get(call.added, call.c.type, at), sum);
       if (bias) sum += Get(x.bias, static_cast<cudaDataType_t>(x.bias_type), row);
       const int64_t aux = column * x.aux_stride + row;
       if (gelu) {
@@ -304,7 +305,6 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t description
   if (Lost() != cudaSuccess || CaptureState(stream) != cudaSuccess)
     return CUBLAS_STATUS_EXECUTION_FAILED;
   if (const int code = Injected("cublasLtMatmul")) return static_cast<cublasStatus_t>(code);
-  if (*static_cast<const float*>(alpha) != 1) return CUBLAS_STATUS_INVALID_VALUE;
   auto call = std::make_unique<Call>(Call{.description = OfConst<Description>(description),
                                           .a = OfConst<Layout>(a_layout),
                                           .b = OfConst<Layout>(b_layout),
@@ -313,12 +313,13 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t description
                                           .b_data = b,
                                           .added = c,
                                           .c_data = d,
+                                          .alpha = *static_cast<const float*>(alpha),
                                           .beta = *static_cast<const float*>(beta)});
   if (!Offers(call->description, call->a, call->b, call->c)) return CUBLAS_STATUS_NOT_SUPPORTED;
   if (!Runs(call->description, call->c)) return CUBLAS_STATUS_INVALID_VALUE;
   if (reinterpret_cast<uintptr_t>(workspace) % 256 != 0) return CUBLAS_STATUS_INVALID_VALUE;
   NoteCall(stream, *call, Writes(workspace, workspace_bytes));
-  const int algorithm = static_cast<int>(algo->data[0]);
+  const int algorithm = algo == nullptr ? 0 : static_cast<int>(algo->data[0]);
   if (LoadsNow(*call, algorithm)) LoadWhileOthersWait();
   if (const int64_t ns = ProductTime(call->description.epilogue, algorithm); ns > 0)
     EnqueueKernel(stream, ebb::Task([stream, ns] { TakeTime(stream, ns); }));

@@ -8,6 +8,7 @@
 
 #include "ebb/optim/cast.h"
 #include "ebb/optim/cuda/launch.h"
+#include "ebb/optim/cuda/thread_work.h"
 #include "ebb/optim/norm.h"
 #include "ebb/optim/split_master.h"
 #include "ebb/runtime/device/thread_team.h"
@@ -71,7 +72,7 @@ void CastTwice(const CastArrays& arrays) {
 
 cudaError_t LoadKernels(Grids* grids) {
   const int blocks = stand_in::ResidentBlocks();
-  grids->cast = grids->accumulate = grids->level = blocks;
+  grids->cast = grids->accumulate = grids->level = grids->normalise = blocks;
   for (int& squares : grids->squares) squares = blocks;
   std::fill_n(grids->load_master, 2, blocks);
   std::fill_n(grids->store_master, 2, blocks);
@@ -95,6 +96,19 @@ cudaError_t LaunchCast(const Grids& grids, cudaStream_t stream, const CastArrays
     } else {
       CastTwice(arrays);
     }
+  });
+}
+
+cudaError_t LaunchNormalise(const Grids& grids, cudaStream_t stream,
+                            const NormaliseArrays& arrays) {
+  if (grids.normalise != stand_in::ResidentBlocks()) return cudaErrorInvalidConfiguration;
+  const std::initializer_list<Touched> touched = {
+      Reads(arrays.source, arrays.count * SizeOf(arrays.source_dtype)),
+      Reads(arrays.squares, sizeof(double)),
+      Writes(arrays.destination, arrays.count * SizeOf(arrays.destination_dtype))};
+  return Launch("LaunchNormalise", stream, touched, [arrays] {
+    const cuda::Cut cut = cuda::NormaliseWork::CutOf(arrays);
+    cuda::Walk<1>(cut, /*thread=*/0, /*threads=*/1, cuda::NormaliseWork(arrays));
   });
 }
 

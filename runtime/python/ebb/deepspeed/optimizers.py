@@ -12,6 +12,7 @@ from torch import nn
 from .._library import Error
 
 _LATER = ("lr", "weight_decay")  # may change between updates
+_OF_EBB = ("states", "min_8bit_size")  # of the JSON: how states are kept
 
 
 class _Rule(torch.optim.Optimizer):
@@ -83,10 +84,14 @@ def of_config(described: Mapping[str, Any], parameters: Any) -> torch.optim.Opti
     """The optimizer that the JSON names, over `parameters`: tensors or groups, whose own options hold."""
     kind = str(described.get("type", ""))
     options = {key: value for key, value in (described.get("params") or {}).items() if value != "auto"}
+    of_ebb = {key: options.pop(key) for key in _OF_EBB if key in options}
     if options.pop("max_grad_norm", None):
         raise ValueError(_CLIPPING)
     if kind.lower() in _REMOVED:
         raise Error(f"optimizer.type '{kind}': DeepSpeed has removed it, and Ebb has none. Use AdamW or Lamb", "UNIMPLEMENTED")
+    if kind.lower() == "muon":
+        raise Error("optimizer.type 'Muon': DeepSpeed clips updates instead of gradients, and iterates in fp16. Ebb's numbers are torch.optim.Muon's: "
+                    "use ebb.initialize (docs/python.md)", "UNIMPLEMENTED")
     made = _OF_JSON.get(kind.lower()) or getattr(torch.optim, kind, None)
     if made is FusedAdam:
         decoupled = bool(options.pop("adam_w_mode", True)) or kind.lower() == "adamw"
@@ -99,7 +104,9 @@ def of_config(described: Mapping[str, Any], parameters: Any) -> torch.optim.Opti
         raise Error(f"optimizer.type '{kind}' is not built: {_taken()}", "UNIMPLEMENTED")
     if "betas" in options:
         options["betas"] = tuple(options["betas"])
-    return made(parameters, **options)
+    optimizer = made(parameters, **options)
+    optimizer.of_ebb = of_ebb
+    return optimizer
 
 
 def _taken() -> str:
@@ -126,7 +133,7 @@ def rule_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> dict[
         options["betas"] = [float(beta) for beta in options["betas"]]
     if type(optimizer) is torch.optim.Adam:
         options["adam_w_mode"] = bool(group.get("decoupled_weight_decay", False))
-    return {"type": kind, "params": {**{name: float(group[name]) for name in _LATER if name in group}, **options}}
+    return {"type": kind, "params": {**{name: float(group[name]) for name in _LATER if name in group}, **options, **getattr(optimizer, "of_ebb", {})}}
 
 
 class Groups:
