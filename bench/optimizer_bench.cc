@@ -7,6 +7,8 @@
 // States of 8 and 16 bits: `speed_of_fp32` is the speed of AdamW's update, in elements per second,
 // over that with fp32 states, in turns and on the same other arrays.
 //
+// Muon: `operations` are the multiplications and additions a second of Newton-Schulz's iteration.
+//
 // LAMB and LARS: `norms_of_update` is the time of the norms over that of the update.
 //
 //   build/release/bin/optimizer_bench --benchmark_counters_tabular=true
@@ -21,7 +23,9 @@
 
 #include "benchmark/benchmark.h"
 #include "ebb/optim/block_codes.h"
+#include "ebb/optim/cast.h"
 #include "ebb/optim/checksum.h"
+#include "ebb/optim/newton_schulz.h"
 #include "ebb/optim/parameter_norms.h"
 #include "ebb/optim/simd_targets.h"
 #include "ebb/optim/update.h"
@@ -266,6 +270,39 @@ void States(benchmark::State& state, Encoding first, Encoding second, bool stoch
   state.counters["speed_of_fp32"] = Median(ratios);
 }
 
+// Newton-Schulz's iteration of Muon.
+void Matrices(benchmark::State& state, DType dtype) {
+  const int64_t rows = state.range(0), columns = state.range(1);
+  ThreadTeam team(static_cast<int>(state.range(2)));
+  std::vector<float> matrix(static_cast<size_t>(rows * columns), 0);
+  for (size_t i = 0; i < matrix.size(); ++i) matrix[i] = std::sin(static_cast<float>(i % 10007));
+  std::vector<std::byte> numbers(static_cast<size_t>(rows * columns * SizeOf(dtype)));
+  Cast(team, matrix.data(), DType::kFloat32, numbers.data(), dtype, rows * columns,
+       Rounding::kNearest);
+  const NewtonSchulzScratch scratch(rows, columns, SizeOf(dtype));
+  std::vector<std::byte> memory(static_cast<size_t>(scratch.bytes));
+  const NewtonSchulz rule;
+  for (auto _ : state) {
+    Orthogonalise(team, rule,
+                  {.matrix = numbers.data(),
+                   .rows = rows,
+                   .columns = columns,
+                   .dtype = dtype,
+                   .scratch = memory.data()});
+  }
+  state.counters["operations"] =
+      benchmark::Counter(NewtonSchulzOperations(rows, columns, rule.steps, /*halves=*/true),
+                         benchmark::Counter::kIsIterationInvariantRate);
+}
+
+void Shapes(benchmark::internal::Benchmark* benchmark) {
+  benchmark->ArgNames({"rows", "columns", "threads"})
+      ->ArgsProduct({{384, 768, 1024}, {384, 768, 1024, 3072}, {1, 2}})
+      ->MeasureProcessCPUTime()
+      ->UseRealTime()
+      ->Unit(benchmark::kMillisecond);
+}
+
 void Sizes(benchmark::internal::Benchmark* benchmark) {
   benchmark->ArgNames({"elements", "threads"})
       ->ArgsProduct({{10'000'000, 100'000'000}, {1, 2}})
@@ -281,6 +318,8 @@ BENCHMARK_CAPTURE(AdamW, fp32_gradient, Kind::kSingle)->Apply(Sizes);
 BENCHMARK_CAPTURE(States, in_8_bits, kDynamic8, kDynamicUnsigned8, false)->Apply(Sizes);
 BENCHMARK_CAPTURE(States, bf16, DType::kBFloat16, DType::kBFloat16, false)->Apply(Sizes);
 BENCHMARK_CAPTURE(States, bf16_stochastic, DType::kBFloat16, DType::kBFloat16, true)->Apply(Sizes);
+BENCHMARK_CAPTURE(Matrices, bf16, DType::kBFloat16)->Apply(Shapes);
+BENCHMARK_CAPTURE(Matrices, fp32, DType::kFloat32)->Apply(Shapes);
 BENCHMARK_CAPTURE(Norms, lamb, OptimizerType::kLamb)->Apply(Sizes);
 BENCHMARK_CAPTURE(Norms, lars, OptimizerType::kLars)->Apply(Sizes);
 

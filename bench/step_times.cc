@@ -10,6 +10,9 @@
 // the speed of a shared machine changes every second. Each turn is simulated for itself, and
 // compared with the median of its own steps. The program prints medians of the turns. The bound of
 // a step is the longer of its kernels and its transfers with the disk, each alone.
+//
+// With --operations, a timeline of the steps is compared with the simulated one, too: the seconds of
+// each kind of operation that takes a hundredth of the step, as rank 0 has them.
 #include <algorithm>
 #include <barrier>
 #include <chrono>
@@ -22,6 +25,7 @@
 #include <vector>
 
 #include "CLI/CLI.hpp"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "bare_trainer.h"
 #include "command_line/options.h"
@@ -30,6 +34,8 @@
 #include "ebb/runtime/trace/log.h"
 #include "ebb/sharding/report/machine_costs.h"
 #include "ebb/sharding/report/simulate.h"
+#include "operation_times.h"
+#include "report/digest.h"
 #include "trainer.h"
 
 namespace ebb::bench {
@@ -44,6 +50,10 @@ struct Arguments {
   int64_t batch = 4;
   std::vector<int> ranks = {1, 2};
   int turns = 4, steps = 6;
+  OptimizerConfig optimizer;
+  bool operations = false;
+
+  std::string trace() const { return disk + "/step_times.trace.json"; }
 };
 
 struct Case {
@@ -58,6 +68,7 @@ struct Times {
   double of_bound = 0;                              // the measured step over its bound, in a turn
   double ratio = 0;                // of the simulated to the measured step of a turn
   double least = 0, greatest = 0;  // of the middle half of the turns' ratios
+  OperationTimes operations = {};
 };
 
 double Now() {
@@ -80,7 +91,8 @@ Config ConfigOf(const Arguments& arguments, const Case& of) {
   config.micro_batch_size = arguments.batch;
   config.gradient_accumulation_steps = 1;
   config.gradient_clipping = 1;
-  config.optimizer.learning_rate = 1e-4;
+  config.optimizer = arguments.optimizer;
+  if (arguments.operations) config.ebb.trace = arguments.trace();
   config.zero.stage = of.stage;
   config.zero.offload_optimizer.device = of.tier;
   config.zero.offload_optimizer.nvme_paths = {arguments.disk};
@@ -126,6 +138,19 @@ class KernelSamples {
   std::vector<std::vector<KernelWork>> passes_;
 };
 
+// By visit of the plan, where parts of units, such as "block [AdamW]", follow their units. They have
+// no kernels of their own.
+std::vector<KernelWork> WithParts(const sharding::Plan& plan, const std::vector<KernelWork>& work) {
+  std::vector<bool> is_part(static_cast<size_t>(plan.table.visits));
+  for (const sharding::PlannedScope& scope : plan.scopes)
+    is_part[scope.visit] = plan.unit_names[scope.unit].ends_with("]");
+  std::vector<KernelWork> all(is_part.size());
+  auto next = work.begin();
+  for (size_t visit = 0; visit < all.size(); ++visit)
+    if (!is_part[visit]) all[visit] = *next++;
+  return all;
+}
+
 absl::StatusOr<sharding::Simulated> SimulateStep(const sharding::Plan& plan,
                                                  const planner::Machine& machine, int ranks,
                                                  const std::vector<KernelWork>& work) {
@@ -152,17 +177,24 @@ class Comparison {
 
   absl::StatusOr<Times> Run() {
     EBB_RETURN_IF_ERROR(RunThreads(ranks_, [this](World world) { return Rank(std::move(world)); }));
-    return Times{.measured = Median(measured_),
-                 .simulated = Median(simulated_),
-                 .kernels = Median(kernel_seconds_),
-                 .of_bound = Median(of_bounds_),
-                 .ratio = Median(ratios_),
-                 .least = Quartile(ratios_, 1),
-                 .greatest = Quartile(ratios_, 3)};
+    Times times{.measured = Median(measured_),
+                .simulated = Median(simulated_),
+                .kernels = Median(kernel_seconds_),
+                .of_bound = Median(of_bounds_),
+                .ratio = Median(ratios_),
+                .least = Quartile(ratios_, 1),
+                .greatest = Quartile(ratios_, 3)};
+    times.operations = operations_;
+    if (arguments_.operations) {
+      EBB_RETURN_IF_ERROR(
+          times.operations.AddMeasured(arguments_.trace(), arguments_.steps, kSkipped));
+    }
+    return times;
   }
 
  private:
-  static constexpr int kPasses = 5;  // of a turn
+  static constexpr int kPasses = 5;   // of a turn
+  static constexpr int kSkipped = 2;  // the first steps of a turn
 
   absl::Status Rank(World world) {
     const Config config = ConfigOf(arguments_, of_);
@@ -172,7 +204,7 @@ class Comparison {
                                                               {.shape = arguments_.shape,
                                                                .compute = config.compute,
                                                                .sequences = arguments_.batch,
-                                                               .optimizer = config.optimizer},
+                                                               .optimizer = {}},
                                                               text_));
     EBB_ASSIGN_OR_RETURN(const auto trainer,
                          gpt::Trainer::Create(world, device, options_, resolved, text_));
@@ -200,9 +232,12 @@ class Comparison {
       for (int i = 0; i < arguments_.steps; ++i) {
         EBB_RETURN_IF_ERROR(trainer->Step(step++, ignore));
         const double begin = std::exchange(end, Now());
-        if (i >= 2) seconds.push_back(end - begin);
+        if (i >= kSkipped) seconds.push_back(end - begin);
       }
       EBB_RETURN_IF_ERROR(trainer->AwaitReport(ignore));
+      // The last step's updates end before something else is measured.
+      EBB_RETURN_IF_ERROR(
+          gpt::DigestOf(trainer->engine(), trainer->model(), world.rank()).status());
       if (reports && turn >= 0)
         EBB_RETURN_IF_ERROR(Simulate(trainer->engine().program().plan(), Median(seconds)));
     }
@@ -215,7 +250,9 @@ class Comparison {
     double& kernels = kernel_seconds_.emplace_back(0);
     for (const KernelWork& visit : work) kernels += visit.forward + visit.backward;
     EBB_ASSIGN_OR_RETURN(const sharding::Simulated step,
-                         SimulateStep(plan, *machine_, ranks_, work));
+                         SimulateStep(plan, *machine_, ranks_, WithParts(plan, work)));
+    operations_.AddSimulated(plan, step);
+
     simulated_.push_back(step.seconds_per_step);
     measured_.push_back(measured);
     ratios_.push_back(step.seconds_per_step / measured);
@@ -232,6 +269,7 @@ class Comparison {
   absl::StatusOr<planner::Machine> machine_;  // of this turn
   KernelSamples kernels_;
   std::vector<double> measured_, simulated_, ratios_, kernel_seconds_, of_bounds_;  // by turn
+  OperationTimes operations_;
 };
 
 absl::Status Compare(const Arguments& arguments) {
@@ -243,10 +281,9 @@ absl::Status Compare(const Arguments& arguments) {
   EBB_ASSIGN_OR_RETURN(const planner::Machine first, planner::MeasureHere(arguments.disk));
   absl::PrintF(
       "GB/s: a core's copies %.1f, sums %.1f, updates %.1f; RAM %.1f; disk read %.2f, write %.2f, "
-      "both "
-      "%.2f\n",
+      "both %.2f; Newton-Schulz %.0f Gflop/s\n",
       first.core_gb_s, first.sum_gb_s, first.update_gb_s, first.ram_gb_s, first.disk_read_gb_s,
-      first.disk_write_gb_s, first.disk_both_gb_s);
+      first.disk_write_gb_s, first.disk_both_gb_s, 1e3 * first.newton_schulz_teraflops);
   absl::PrintF("%5s %5s %-7s %12s %13s %13s %8s  %-18s %s\n", "ranks", "stage", "on", "kernels ms",
                "simulated ms", "measured ms", "", "half of the turns", "measured / bound");
   for (const int ranks : arguments.ranks) {
@@ -257,6 +294,7 @@ absl::Status Compare(const Arguments& arguments) {
       absl::PrintF("%5d %5d %-7s %12.1f %13.1f %13.1f %+7.1f%%  %-18s %.2f\n", ranks, of.stage,
                    std::string(Name(of.tier)), 1e3 * times.kernels, 1e3 * times.simulated,
                    1e3 * times.measured, 100 * (times.ratio - 1), half, times.of_bound);
+      if (arguments.operations) times.operations.Print(/*least=*/0.01 * times.measured);
       std::fflush(stdout);
     }
   }
@@ -281,9 +319,16 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(1, 64));
   app.add_option("--turns", arguments.turns, "turns of passes and steps")->capture_default_str();
   app.add_option("--steps", arguments.steps, "steps of a turn")->check(CLI::Range(3, 1000));
+  std::string optimizer = "{}";
+  app.add_option("--optimizer", optimizer, "as in the JSON, such as '{\"type\": \"Muon\"}'")
+      ->capture_default_str();
+  app.add_flag("--operations", arguments.operations, "also compare the operations of a timeline");
   CLI11_PARSE(app, argc, argv);
+  const auto config = ebb::Config::FromJson(
+      absl::StrCat("{\"train_batch_size\": 1, \"optimizer\": ", optimizer, "}"));
+  if (config.ok()) arguments.optimizer = config->optimizer;
   ebb::SendLogTo([](ebb::LogLevel, std::string_view) {});
-  const absl::Status status = ebb::bench::Compare(arguments);
+  const absl::Status status = config.ok() ? ebb::bench::Compare(arguments) : config.status();
   if (status.ok()) return 0;
   std::fprintf(stderr, "step_times: %s\n", std::string(status.message()).c_str());
   return 2;

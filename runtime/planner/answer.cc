@@ -9,6 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/engine/engine_inputs.h"
+#include "ebb/runtime/engine/matrix_groups.h"
 #include "ebb/runtime/trace/timeline.h"
 #include "ebb/sharding/memory_model.h"
 #include "ebb/sharding/plan.h"
@@ -86,6 +87,7 @@ absl::StatusOr<Resolved> Resolve(const Question& question, const Answer& answer)
   pass.micro_batches_per_round = resolved.config.ebb.micro_batches_per_round;
   pass.compute = resolved.config.compute;
   EBB_ASSIGN_OR_RETURN(ModelSpec spec, SpecOf(question.model, pass));
+  EBB_ASSIGN_OR_RETURN(spec, WithMatrixGroups(std::move(spec), resolved.config));
   resolved.spec = Divided(std::move(spec), resolved.config, /*own=*/nullptr);
   return resolved;
 }

@@ -37,6 +37,8 @@ constexpr Key kKeys[] = {
     {"gpu_reserved", &Machine::gpu_reserved, Kind::kBytes},
     {"gpu_teraflops", &Machine::gpu_teraflops, Kind::kNumber, kLeastRate, Needed::kAlways},
     {"gpu_peak_teraflops", &Machine::gpu_peak_teraflops, Kind::kRate, kLeastRate},
+    {"newton_schulz_teraflops", &Machine::newton_schulz_teraflops, Kind::kRate, kLeastRate},
+    {"newton_schulz_half_side", &Machine::newton_schulz_half_side},
     {"gpu_memory_gb_s", &Machine::gpu_memory_gb_s, Kind::kRate, kLeastRate, Needed::kByGpu},
     {"link_gb_s", &Machine::link_gb_s, Kind::kRate, kLeastRate, Needed::kBySeveralGpus},
     {"pcie_gb_s", &Machine::pcie_gb_s, Kind::kRate, kLeastRate, Needed::kByGpu},
@@ -135,6 +137,10 @@ double Machine::rank_share(int ranks) const {
 double Machine::flops_of_rank(int ranks) const {
   return 1e12 * gpu_teraflops * (is_cpu ? rank_share(ranks) : 1);
 }
+double Machine::newton_schulz_flops_of_rank(int ranks) const {
+  if (newton_schulz_teraflops == 0) return flops_of_rank(ranks);
+  return flops_of_rank(ranks) * newton_schulz_teraflops / gpu_teraflops;
+}
 int64_t Machine::device_room(int ranks) const {
   if (is_cpu) return ram_room(ranks);
   return static_cast<int64_t>(std::max(0.0, gpu_memory - gpu_reserved));
@@ -155,6 +161,8 @@ sharding::Machine Machine::ForSimulation(int ranks) const {
                             .core_bytes = core_gb_s * kGiga,
                             .sum_bytes = sum_gb_s * kGiga,
                             .update_bytes = update_gb_s * kGiga,
+                            .products = newton_schulz_flops_of_rank(ranks),
+                            .half_side = newton_schulz_half_side,
                             .issue = launch_us * kMicro,
                             .collective = collective_us * kMicro,
                             .collective_rank = collective_rank_us * kMicro,

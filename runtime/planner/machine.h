@@ -24,6 +24,9 @@ struct Machine {
          gpu_reserved = 0;        // for the driver, NCCL and fragmentation
   double gpu_teraflops = 0;       // of all ranks of the host, where is_cpu
   double gpu_peak_teraflops = 0;  // of its data sheet, in 16 bits without sparsity; 0: not known
+  // As gpu_teraflops, of Muon's products of large matrices; 0: gpu_teraflops. And the smaller side of
+  // those that reach half of it.
+  double newton_schulz_teraflops = 0, newton_schulz_half_side = 0;
   double gpu_memory_gb_s = 0;
   double link_gb_s = 0;     // of one GPU, each way, to other GPUs of the host
   double pcie_gb_s = 0;     // of one GPU, each way
@@ -45,6 +48,7 @@ struct Machine {
   int ranks_per_host(int ranks) const;
   double rank_share(int ranks) const;
   double flops_of_rank(int ranks) const;
+  double newton_schulz_flops_of_rank(int ranks) const;
   // Bytes of a rank's pools. On a CPU there is no device memory beside RAM.
   int64_t device_room(int ranks) const;
   int64_t ram_room(int ranks) const;  // without the rest of the process

@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "ebb/offload/memory_limits.h"
 #include "ebb/offload/shard_file.h"
+#include "ebb/optim/newton_schulz.h"
 #include "ebb/optim/update.h"
 #include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/config/config.h"
@@ -33,14 +34,14 @@ constexpr double kGiga = 1e9;
 // The arrays below are larger than the caches, in memory like an engine's pools. None lies a
 // multiple of 128 MiB from another: that would halve the rates, and an engine's arrays do not.
 //
-// Bytes a second of work that reads and writes `moved` bytes, in memory of so many bytes.
-absl::StatusOr<double> RateOf(int threads, int64_t bytes, double moved,
+// A second of work in memory of so many bytes does so much of `amount`: bytes, or operations.
+absl::StatusOr<double> RateOf(int threads, int64_t bytes, double amount,
                               const std::function<void(Stream&, std::byte*)>& work) {
   const Device device = Device::Cpu(threads);
   EBB_ASSIGN_OR_RETURN(const Buffer memory, device.Allocate(bytes, "measuring RAM"));
   std::memset(memory.data(), 0, static_cast<size_t>(bytes));
   Stream stream = device.CallerStream();
-  return moved / MedianSeconds([&] { work(stream, memory.data()); });
+  return amount / MedianSeconds([&] { work(stream, memory.data()); });
 }
 
 absl::StatusOr<double> CopyRate(int threads) {
@@ -80,6 +81,36 @@ absl::StatusOr<double> UpdateRate(int threads) {
     }
   };
   return RateOf(threads, kElements * kStored, kElements * kMoved, update);
+}
+
+// Operations a second of Muon's iteration on a matrix with sides of `side` and twice as much.
+absl::StatusOr<double> NewtonSchulzRate(int threads, int64_t side) {
+  constexpr DType kDType = DType::kBFloat16;
+  const int64_t bytes = 2 * side * side * SizeOf(kDType);
+  const optim::NewtonSchulz rule;
+  const NewtonSchulzScratch scratch(side, 2 * side, SizeOf(kDType));
+  const double operations = NewtonSchulzOperations(side, 2 * side, rule.steps, /*halves=*/true);
+  return RateOf(threads, bytes + scratch.bytes, operations, [&](Stream& stream, std::byte* memory) {
+    std::memset(memory, '>', static_cast<size_t>(bytes));  // 0.186
+    optim::Orthogonalise(stream.team(), rule,
+                         {memory, side, 2 * side, kDType, /*scratch=*/memory + bytes});
+  });
+}
+
+// A product of n^3 operations also takes time for its n^2 elements, so that its rate is
+// R n / (n + half): two measured rates give both.
+absl::Status MeasureNewtonSchulz(int threads, Machine& machine) {
+  constexpr double kSmall = 384, kLarge = 768;
+  EBB_ASSIGN_OR_RETURN(const double of_small, NewtonSchulzRate(threads, kSmall));
+  EBB_ASSIGN_OR_RETURN(const double of_large, NewtonSchulzRate(threads, kLarge));
+  // Within what a disturbed measurement may say.
+  const double most = 0.5 * kLarge / of_large;
+  const double of_elements =
+      std::clamp((1 / of_small - 1 / of_large) / (1 / kSmall - 1 / kLarge), 0.0, most);
+  const double rate = 1 / (1 / of_large - of_elements / kLarge);
+  machine.newton_schulz_teraflops = rate / 1e12;
+  machine.newton_schulz_half_side = of_elements * rate;
+  return absl::OkStatus();
 }
 
 // A file of shards as an engine has it by default, and its bytes a second. Two whole windows are
@@ -229,6 +260,7 @@ absl::StatusOr<Machine> MeasureHere(const std::string& folder) {
     machine.gpus = cores;
     EBB_ASSIGN_OR_RETURN(const double products, ProductRateOfCores(cores));
     machine.gpu_teraflops = kOfProductRateOfCores * products / 1e12;
+    EBB_RETURN_IF_ERROR(MeasureNewtonSchulz(cores, machine));
     machine.launch_us = 1;
   }
   machine.ram = 0;

@@ -395,7 +395,7 @@ Model ModelOf(const ModelShape& s) {
   if (!s.tied_head) {
     head = static_cast<int>(model.units.size());
     model.units.push_back(UnitOf("head", {{"norm", {s.width}},
-                                          {"tokens", {s.vocabulary, s.width}},
+                                          {"lm_head", {s.vocabulary, s.width}},
                                           {"norm_bias", {s.width}, s.norm_biases},
                                           {"bias", {s.vocabulary}, s.head_bias}}));
   }

@@ -71,6 +71,18 @@ TEST(Machine, EveryRateOfANameHasASource) {
   EXPECT_THAT(MachineOfJson(R"({"sources": {"ram": 1}})", "m"), Says("must be an object of texts"));
 }
 
+// Muon's products have the rate of a trainer's kernels, or their own; ranks on cores share it.
+TEST(Machine, GivesTheRateOfMuonsProducts) {
+  Machine machine = *MachineOfName("8xh100");
+  EXPECT_EQ(machine.ForSimulation(4).products, 1e12 * machine.gpu_teraflops);
+  EXPECT_EQ(machine.ForSimulation(4).half_side, 0);
+  machine.newton_schulz_teraflops = 700, machine.newton_schulz_half_side = 300;
+  EXPECT_DOUBLE_EQ(machine.ForSimulation(4).products, 700e12);
+  EXPECT_EQ(machine.ForSimulation(4).half_side, 300);
+  machine.is_cpu = true;
+  EXPECT_DOUBLE_EQ(machine.ForSimulation(4).products, 175e12);
+}
+
 TEST(Machine, NamesTheErrorInAFile) {
   const auto with = [](const std::string& keys) {
     return MachineOfJson(absl::StrCat(R"({"device": "cpu", "gpus": 2, "gpu_teraflops": 0.1,
@@ -90,9 +102,9 @@ TEST(Machine, NamesTheErrorInAFile) {
       {R"(, "launch_us": "1")", "must be a number"},
       {R"(, "device": "tpu")", "device"}};
   for (const auto& [keys, message] : kWrong) EXPECT_THAT(with(keys), Says(message)) << keys;
-  for (const char* rate :
-       {"gpu_memory_gb_s", "link_gb_s", "pcie_gb_s", "network_gb_s", "core_gb_s", "sum_gb_s",
-        "update_gb_s", "disk_read_gb_s", "disk_write_gb_s", "disk_both_gb_s"})
+  for (const char* rate : {"gpu_memory_gb_s", "link_gb_s", "pcie_gb_s", "network_gb_s", "core_gb_s",
+                           "sum_gb_s", "update_gb_s", "newton_schulz_teraflops", "disk_read_gb_s",
+                           "disk_write_gb_s", "disk_both_gb_s"})
     EXPECT_THAT(with(absl::StrCat(", \"", rate, "\": 1e-300")), Says(rate, "from 1e-06 to"));
   EXPECT_THAT(MachineOfJson(R"({"device": "gpu"})", "m"), Says("\"gpus\" is missing"));
   EXPECT_THAT(MachineOfJson(R"({"gpus": 1.5})", "m"), Says("whole numbers"));
