@@ -95,7 +95,8 @@ absl::StatusOr<Resolved> Resolve(const Question& question, const Answer& answer)
 // The step that the engine would run on the machine.
 struct PlannedStep {
   sharding::Plan plan;
-  OpList first, later;
+  OpList first, carrying;  // without updates of the step before, and with them, if it leaves any
+  const OpList& later() const { return plan.carries_updates ? carrying : first; }
   sharding::Simulated simulated;
   sharding::Amounts rates;
 };
@@ -123,14 +124,16 @@ absl::StatusOr<std::optional<PlannedStep>> StepOf(const Question& question,
       sharding::MachineCosts::Make(step.plan, machine.ForSimulation(question.ranks), work,
                                    /*caller_awaits_report=*/false));
   step.first = sharding::ListOf(step.plan, /*carrying=*/false);
-  step.later = sharding::ListOf(step.plan, /*carrying=*/true);
+  const bool carries = step.plan.carries_updates;
+  if (carries) step.carrying = sharding::ListOf(step.plan, /*carrying=*/true);
   if (enough > 0 && TokensOfStep(question, resolved.pass) * kOverlap <=
-                        enough * sharding::LeastSeconds(step.later, costs))
+                        enough * sharding::LeastSeconds(step.later(), costs))
     return std::nullopt;
-  const OpList* const both[] = {&step.first, &step.later};
-  const sharding::Cells cells(both, step.plan);
-  for (OpList* list : {&step.first, &step.later}) sharding::DeriveWaits(cells, *list);
-  EBB_ASSIGN_OR_RETURN(step.simulated, sharding::Simulate(cells, step.first, step.later, costs));
+  const OpList* const both[] = {&step.first, &step.later()};
+  const sharding::Cells cells({both, carries ? size_t{2} : 1}, step.plan);
+  sharding::DeriveWaits(cells, step.first);
+  if (carries) sharding::DeriveWaits(cells, step.carrying);
+  EBB_ASSIGN_OR_RETURN(step.simulated, sharding::Simulate(cells, step.first, step.later(), costs));
   step.rates = costs.rates();
   return step;
 }
@@ -154,7 +157,7 @@ absl::Status AddTime(const Question& question, const Resolved& resolved, Depth d
     time.flops_per_second = micro_batches * FlopsOf(question.model, pass) / seconds;
   }
   if (depth == Depth::kTimeAndPeak)
-    answer.peak = PeakOf(step.plan, step.later, VisitsOf(question.model, resolved.spec), pass,
+    answer.peak = PeakOf(step.plan, step.later(), VisitsOf(question.model, resolved.spec), pass,
                          answer.activations);
   time.simulated = std::move(step.simulated);
   time.simulated.spans.clear();
@@ -359,7 +362,7 @@ absl::Status WriteTrace(const Question& question, const Answer& answer, const st
   std::vector<Timeline::Span> spans;
   std::set<std::string> names;  // spans refer to them
   for (const sharding::SimulatedSpan& span : step.simulated.spans) {
-    const OpList& list = span.step == 0 ? step.first : step.later;
+    const OpList& list = span.step == 0 ? step.first : step.later();
     const sharding::Op& op = list.ops[span.op];
     spans.push_back({.operation = names.insert(NameOf(step.plan, op)).first->c_str(),
                      .subject = UnitOf(step.plan, op),

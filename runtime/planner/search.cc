@@ -74,8 +74,9 @@ absl::StatusOr<Question> With(const Question& question, Quantity quantity, int64
   return changed;
 }
 
-Answer AnswerOfPlaces(const Question& question, const Config& config, bool recompute, Depth depth) {
-  return AnswerFor(question, WithGradients(question, config, recompute), recompute, depth);
+Answer AnswerOfPlaces(const Question& question, const Config& config, bool recompute, Depth depth,
+                      double enough = 0) {
+  return AnswerFor(question, WithGradients(question, config, recompute), recompute, depth, enough);
 }
 
 std::vector<Answer> AnswersOfAll(const Question& question, std::span<const Choice> choices) {
@@ -181,9 +182,9 @@ Answer AnswerForBatch(const Question& question, const Choice& choice, Depth dept
   int64_t all = question.sequences_of_rank();
   if (const int64_t given = question.micro_batch; given > 0)
     all = std::max<int64_t>(1, all / given) * given;
-  const auto answer = [&](int64_t sequences, int64_t of_round, Depth of) {
+  const auto answer = [&](int64_t sequences, int64_t of_round, Depth of, double enough = 0) {
     return AnswerOfPlaces(question, WithBatch(config, sequences, all / sequences, of_round),
-                          choice.recompute, of);
+                          choice.recompute, of, enough);
   };
   const auto fits = [&](int64_t sequences, int64_t of_round) {
     return answer(sequences, of_round, Depth::kMemory).fits();
@@ -208,8 +209,9 @@ Answer AnswerForBatch(const Question& question, const Choice& choice, Depth dept
   if (tries.size() == 1) return answer(largest, 1, depth);
   Answer best;
   for (const auto& [sequences, of_round] : tries) {
-    Answer tried = answer(sequences, of_round, Depth::kTime);
-    if (SpeedOf(tried) > SpeedOf(best) * kWorthIt) best = std::move(tried);
+    const double enough = kWorthIt * SpeedOf(best);
+    Answer tried = answer(sequences, of_round, Depth::kTime, enough);
+    if (SpeedOf(tried) > enough) best = std::move(tried);
   }
   return depth == Depth::kTimeAndPeak ? AnswerFor(question, best.config, choice.recompute, depth)
                                       : best;

@@ -327,7 +327,8 @@ void UpdateLowering::Transfer(const Route& route, Role role, StreamId stream, in
                  .stream = stream,
                  .parts = {{.unit = route.unit}},
                  .bytes = bytes,
-                 .when = route.carried ? When::kCarrying : When::kAlways});
+                 .when = route.carried ? When::kCarrying : When::kAlways,
+                 .repeats = false});  // a sub-group's own places
 }
 
 void UpdateLowering::Copy(const Route& route, bool to_host, StateClass state, const Place& from,

@@ -63,7 +63,8 @@ int OpWriter::Issue(const OpDraft& draft) {
        .number = draft.shown ? next_number_++ : -1,
        .bytes = draft.bytes,
        .parts = memory_->parts.KeepOnce(draft.parts),
-       .operands = memory_->operands.KeepOnce(operands),
+       .operands =
+           draft.repeats ? memory_->operands.KeepOnce(operands) : memory_->operands.Keep(operands),
        .updates = memory_->updates.Keep(draft.updates)});
   operands.clear();
   ++moments_.back().end;

@@ -50,7 +50,8 @@ struct OpDraft {
   std::optional<DType> via = {};
   bool divides = false, goes_on = false;
   int scope = -1;
-  bool shown = true;  // in tables
+  bool shown = true;    // in tables
+  bool repeats = true;  // other operations may have the same operands
 };
 
 class OpWriter {

@@ -65,6 +65,7 @@ void AddBusy(const StepClock& clock, const Amounts& rates, int begin, int end,
 
 Simulated ResultOf(const StepClock& clock, const Amounts& rates, int steps) {
   Simulated result;
+  result.spans.reserve(clock.clocked().size());
   for (const ClockedOp& clocked : clock.clocked()) {
     result.spans.push_back(
         {.step = clocked.step, .op = clocked.op, .begin = clocked.begin, .end = clocked.end});

@@ -50,6 +50,8 @@ absl::Status StepClock::Add(const OpList& list) {
   ListCosts& of = of_.emplace_back();
   of.list = &list;
   of.repeats = std::min(list.again, again_most_);
+  of.costs.reserve(list.ops.size());
+  of.events.reserve(list.ops.size());
   for (size_t index = 0; index < list.ops.size(); ++index) {
     const Op& op = list.ops[index];
     EBB_ASSIGN_OR_RETURN(const MachineCost cost, CostOn(rates_, costs_.Of(op), op.role));
