@@ -39,6 +39,16 @@ std::string Grouped(double number) {
   return grouped;
 }
 
+// "3.8", "3,897".
+std::string HoursText(double hours) {
+  return hours < 1000 ? absl::StrFormat("%.3g", hours) : Grouped(hours);
+}
+
+// "9.41", "93,536".
+std::string PriceText(double price) {
+  return price < 1000 ? absl::StrFormat("%.2f", price) : Grouped(price);
+}
+
 // "39.98 M", "6.738 B".
 std::string ParametersText(int64_t parameters) {
   const auto number = static_cast<double>(parameters);
@@ -208,15 +218,15 @@ std::string TokensText(double tokens) {
                                                     : Grouped(tokens);
 }
 
-// "10^9 tokens take 3.8 hours and cost 9.4: 2.5 an hour for 1 host".
+// "10^9 tokens take 3.8 hours and cost 9.41: 2.5 an hour for 1 host".
 std::string RunText(const Question& question, double tokens_per_second) {
   const double hours = question.hours_of(tokens_per_second);
   const int hosts = question.hosts();
   std::string text =
-      absl::StrFormat("%s tokens take %.3g hours", TokensText(question.tokens), hours);
+      absl::StrCat(TokensText(question.tokens), " tokens take ", HoursText(hours), " hours");
   if (question.price_an_hour > 0)
-    absl::StrAppendFormat(&text, " and cost %.*f: %g an hour for %s", hours < 100 ? 2 : 0,
-                          hours * question.price_an_hour * hosts, question.price_an_hour,
+    absl::StrAppendFormat(&text, " and cost %s: %g an hour for %s",
+                          PriceText(hours * question.price_an_hour * hosts), question.price_an_hour,
                           hosts == 1 ? "a host" : absl::StrCat("each of ", hosts, " hosts"));
   return text + "\n";
 }
@@ -439,14 +449,12 @@ std::string OffersText(const Question& question, std::span<const Offer> offers) 
                       of_step > 0 ? " with a sequence for each rank" : "", "\n");
       continue;
     }
-    const auto price = [&](double of) {
-      return offer.price_an_hour > 0 ? absl::StrFormat("%.2f", of) : "-";
-    };
-    absl::StrAppendFormat(&line, "%5d %5d %9s %12s %9.3g %12s\n    %s\n", offer.hosts,
-                          static_cast<int>(offer.machine.gpus) * offer.hosts,
-                          Grouped(offer.answer->time->tokens_per_second),
-                          price(offer.price_an_hour * offer.hosts), offer.hours_of(tokens),
-                          price(offer.price_of(tokens)), WordsOf(*offer.answer));
+    const auto price = [&](double of) { return offer.price_an_hour > 0 ? PriceText(of) : "-"; };
+    absl::StrAppendFormat(
+        &line, "%5d %5d %9s %12s %9s %12s\n    %s\n", offer.hosts,
+        static_cast<int>(offer.machine.gpus) * offer.hosts,
+        Grouped(offer.answer->time->tokens_per_second), price(offer.price_an_hour * offer.hosts),
+        HoursText(offer.hours_of(tokens)), price(offer.price_of(tokens)), WordsOf(*offer.answer));
     text += line;
   }
   return text;

@@ -21,7 +21,7 @@ double Speed(const Answer& answer) {
 std::optional<Answer> BestOf(const Question& question) {
   const std::vector<Answer> answers = AnswerAll(question);
   const Answer* const fastest = Fastest(answers);
-  if (fastest == nullptr) return RemedyFor(question, answers.back(), Depth::kTime).answer;
+  if (fastest == nullptr) return RemedyForBatch(question, answers.back(), Depth::kTime).answer;
   return *fastest;
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 #include <list>
+#include <set>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -217,6 +218,17 @@ Answer AnswerForBatch(const Question& question, const Choice& choice, Depth dept
                                       : best;
 }
 
+Remedy RemedyForBatch(const Question& question, const Answer& lacking, Depth depth) {
+  Remedy remedy = RemedyFor(question, lacking, depth);
+  if (question.sequences == 0 || !remedy.answer) return remedy;
+  Question remedied = question;
+  remedied.config = remedy.answer->config;
+  Answer cut = AnswerForBatch(remedied, remedy.answer->choice, depth);
+  cut.keys = remedy.answer->keys;
+  if (SpeedOf(cut) > SpeedOf(*remedy.answer) * kWorthIt) remedy.answer = std::move(cut);
+  return remedy;
+}
+
 std::vector<Answer> AnswerAll(const Question& question) {
   const std::vector<Choice> choices = Choices(question);
   if (question.sequences == 0) return AnswersOfAll(question, choices);
@@ -309,10 +321,24 @@ std::optional<Change> BestChange(const Question& question, const Answer& from) {
                                          : "recomputing blocks in backward";
   }
   Config config = from.config;
-  for (const int64_t of_round : {0, 1}) {
-    if (has_own_activations || config.gradient_accumulation_steps <= 1) break;
-    config.ebb.micro_batches_per_round = of_round;
-    if (of_round != from.config.ebb.micro_batches_per_round) add(config);
+  if (const int64_t count = config.gradient_accumulation_steps; count > 1 && !has_own_activations) {
+    const auto fits = [&](int64_t of_round) {
+      config.ebb.micro_batches_per_round = of_round;
+      return AnswerFor(question, config, choice.recompute, Depth::kMemory).fits();
+    };
+    std::set<int64_t> rounds = {0, 1, LargestThatFits(DivisorsOf(count), fits) % count};
+    rounds.erase(from.config.ebb.micro_batches_per_round);
+    for (const int64_t of_round : rounds) {
+      config.ebb.micro_batches_per_round = of_round;
+      add(config);
+      if (of_round != 0) continue;
+      // A round of all has as many boundary activations, which may have to leave the device.
+      for (const Tier tier : TiersOf(question.machine)) {
+        Config placed = config;
+        placed.ebb.offload_activations = tier;
+        if (tier != choice.boundaries) add(placed);
+      }
+    }
   }
   config = from.config;
   if (const int64_t free = from.room[1] - from.held[1]; config.uses_nvme() && free > 0) {

@@ -26,6 +26,9 @@ Config WithGradients(const Question& question, Config config, bool recompute);
 // micro-batch that fits, alone in a round, with others in it, or all of a step in one round.
 Answer AnswerForBatch(const Question& question, const Choice& choice, Depth depth);
 
+// RemedyFor with the step's time. What it makes room for is cut again, if the question has sequences.
+Remedy RemedyForBatch(const Question& question, const Answer& lacking, Depth depth);
+
 // An answer for each choice; if the question has sequences, that of AnswerForBatch.
 std::vector<Answer> AnswerAll(const Question& question);
 

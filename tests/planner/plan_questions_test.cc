@@ -58,6 +58,25 @@ TEST_F(Questions, WhatIsTheFastestForABatchOfTokens) {
   ExpectRefused(question + "4M --batch 3", "does not divide");
 }
 
+// All micro-batches in a round read parameters once. Their boundary activations leave the device.
+TEST_F(Questions, WhichOrderOfMicroBatchesIsTheFastest) {
+  const auto json = Json(
+      "--model llama-2-13b --machine 1xrtx4090 --micro-batches 32 --stage 3 --offload-param nvme "
+      "--offload-optimizer nvme --recompute");
+  EXPECT_THAT(std::string(json["best_change"]["change"]), HasSubstr("micro_batches_per_round"));
+  EXPECT_GT(json["best_change"]["tokens_per_second"],
+            2 * json["chosen"]["tokens_per_second"].get<double>());
+}
+
+// Nothing fits without other keys. With them, micro-batches of several sequences do.
+TEST_F(Questions, TheBatchIsCutAgainWhereOtherKeysMakeRoom) {
+  const auto json = Json(
+      "--model llama-2-13b --machine 1xrtx4090 --batch-tokens 128K --layers 60 --context 1024");
+  ASSERT_TRUE(json["chosen"]["fits"]);
+  EXPECT_FALSE(json["chosen"]["keys"].empty());
+  EXPECT_GT(json["chosen"]["micro_batch_size"], 1);
+}
+
 TEST_F(Questions, HowLongDoesItTakeAndWhatDoesItCost) {
   const std::string question = "--model llama-2-7b --ranks 16 --tokens 1e9 --price 24";
   const auto json = Json(question);
@@ -121,6 +140,19 @@ TEST_F(Questions, WhoseKernelsAreSimulated) {
       "gpu_teraflops": 50, "gpu_memory_gb_s": 500, "pcie_gb_s": 20, "ram": "64GiB", "ram_gb_s": 50,
       "cores": 8})");
   ExpectRefused("--model gpt2 --efficiency 0.5 --machine " + own, "gpu_peak_teraflops");
+}
+
+// Its matrices, all but 4% of this model, have one state in fp32.
+TEST_F(Questions, WhatDoesMuonNeed) {
+  const auto states = [&](const std::string& type) {
+    const std::string file = Write(type + ".json", R"({"train_micro_batch_size_per_gpu": 1,
+        "bf16": {"enabled": true}, "zero_optimization": {"stage": 1},
+        "optimizer": {"type": ")" + type + R"(", "params": {"lr": 0.001}}})");
+    const auto json = Json("--model llama-2-7b --config " + file);
+    return json["chosen"]["classes"]["device"]["optimizer"].get<double>();
+  };
+  EXPECT_NEAR(states("AdamW"), 8 * 6.738e9 / 8, 1e-3 * 6.738e9);
+  EXPECT_NEAR(states("Muon") / states("AdamW"), 0.52, 0.01);
 }
 
 // A parameter takes 2 bytes, 2 of its master and 2.03 of moments of 8 bits. That trains differently,

@@ -273,7 +273,7 @@ absl::Status AnswerQuestion(const Arguments& arguments) {
   } else if (fastest) {
     chosen = AnswerFor(question, *config_of_fastest, fastest->recompute, Depth::kTimeAndPeak);
   } else {
-    remedy = RemedyFor(question, least, Depth::kTimeAndPeak);
+    remedy = RemedyForBatch(question, least, Depth::kTimeAndPeak);
     chosen = remedy.answer;
   }
   Advised advised;
