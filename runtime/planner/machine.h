@@ -24,8 +24,8 @@ struct Machine {
          gpu_reserved = 0;        // for the driver, NCCL and fragmentation
   double gpu_teraflops = 0;       // of all ranks of the host, where is_cpu
   double gpu_peak_teraflops = 0;  // of its data sheet, in 16 bits without sparsity; 0: not known
-  // As gpu_teraflops, of Muon's products of large matrices; 0: gpu_teraflops. And the smaller side of
-  // those that reach half of it.
+  // Muon's products of large matrices have this rate, instead of gpu_teraflops; those of a matrix
+  // with this smaller side have half of it.
   double newton_schulz_teraflops = 0, newton_schulz_half_side = 0;
   double gpu_memory_gb_s = 0;
   double link_gb_s = 0;     // of one GPU, each way, to other GPUs of the host
