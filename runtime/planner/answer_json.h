@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "ebb/runtime/planner/answer.h"
+#include "ebb/runtime/planner/batch.h"
 #include "ebb/runtime/planner/offers.h"
 #include "ebb/runtime/planner/small_states.h"
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/planner/batch.h"
 
 namespace ebb::planner {
 namespace {

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/config/difference.h"
+#include "ebb/runtime/planner/batch.h"
 #include "ebb/runtime/planner/trials.h"
 
 namespace ebb::planner {
@@ -75,47 +76,12 @@ absl::StatusOr<Question> With(const Question& question, Quantity quantity, int64
   return changed;
 }
 
-Answer AnswerOfPlaces(const Question& question, const Config& config, bool recompute, Depth depth,
-                      double enough = 0) {
-  return AnswerFor(question, WithGradients(question, config, recompute), recompute, depth, enough);
-}
-
 std::vector<Answer> AnswersOfAll(const Question& question, std::span<const Choice> choices) {
   return AnswersOf(choices.size(), [&](size_t i) {
-    return AnswerOfPlaces(question, question.With(choices[i]), choices[i].recompute, Depth::kTime);
+    const bool recompute = choices[i].recompute;
+    return AnswerFor(question, WithGradients(question, question.With(choices[i]), recompute),
+                     recompute, Depth::kTime);
   });
-}
-
-std::vector<int64_t> DivisorsOf(int64_t number) {
-  std::vector<int64_t> low, high;
-  for (int64_t d = 1; d * d <= number; ++d) {
-    if (number % d != 0) continue;
-    low.push_back(d);
-    if (d * d != number) high.push_back(number / d);
-  }
-  low.insert(low.end(), high.rbegin(), high.rend());
-  return low;
-}
-
-// `of_round` 0: all.
-Config WithBatch(Config config, int64_t sequences, int64_t micro_batches, int64_t of_round) {
-  config.train_batch_size = 0;
-  config.micro_batch_size = sequences;
-  config.gradient_accumulation_steps = micro_batches;
-  config.ebb.micro_batches_per_round = of_round == micro_batches && of_round > 1 ? 0 : of_round;
-  return config;
-}
-
-// The largest of `numbers`, which rise, for which `fits`; 0: none. What is too large stays too large.
-int64_t LargestThatFits(std::span<const int64_t> numbers,
-                        const std::function<bool(int64_t)>& fits) {
-  const auto end = std::partition_point(numbers.begin(), numbers.end(), fits);
-  return end == numbers.begin() ? 0 : *(end - 1);
-}
-
-// Whether a round costs more than its kernels: gathers, reductions, or copies of gradients.
-bool RoundsCost(const Choice& choice) {
-  return choice.stage >= 2 || choice.states != Tier::kDevice;
 }
 
 // The change of the fastest try, if that is faster than `from`.
@@ -178,98 +144,11 @@ std::vector<Choice> Choices(const Question& question) {
   return choices;
 }
 
-Answer AnswerForBatch(const Question& question, const Choice& choice, Depth depth) {
-  const Config config = question.With(choice);
-  int64_t all = question.sequences_of_rank();
-  if (const int64_t given = question.micro_batch; given > 0)
-    all = std::max<int64_t>(1, all / given) * given;
-  const auto answer = [&](int64_t sequences, int64_t of_round, Depth of, double enough = 0) {
-    return AnswerOfPlaces(question, WithBatch(config, sequences, all / sequences, of_round),
-                          choice.recompute, of, enough);
-  };
-  const auto fits = [&](int64_t sequences, int64_t of_round) {
-    return answer(sequences, of_round, Depth::kMemory).fits();
-  };
-  std::vector<int64_t> sizes = DivisorsOf(all);
-  if (question.micro_batch > 0) sizes = {question.micro_batch};
-  const int64_t largest =
-      LargestThatFits(sizes, [&](int64_t sequences) { return fits(sequences, 1); });
-  if (largest == 0) return answer(sizes.front(), 1, depth);
-  std::vector<std::pair<int64_t, int64_t>> tries = {{largest, 1}};
-  if (largest < all && RoundsCost(choice)) {
-    const std::vector<int64_t> rounds = DivisorsOf(all / largest);
-    const int64_t of_round =
-        LargestThatFits(rounds, [&](int64_t number) { return fits(largest, number); });
-    if (of_round > 1) tries.emplace_back(largest, of_round);
-    if (of_round < all / largest) {
-      const int64_t whole = LargestThatFits(
-          sizes, [&](int64_t sequences) { return fits(sequences, all / sequences); });
-      if (whole > 0) tries.emplace_back(whole, all / whole);
-    }
-  }
-  if (tries.size() == 1) return answer(largest, 1, depth);
-  Answer best;
-  for (const auto& [sequences, of_round] : tries) {
-    const double enough = kWorthIt * SpeedOf(best);
-    Answer tried = answer(sequences, of_round, Depth::kTime, enough);
-    if (SpeedOf(tried) > enough) best = std::move(tried);
-  }
-  return depth == Depth::kTimeAndPeak ? AnswerFor(question, best.config, choice.recompute, depth)
-                                      : best;
-}
-
-Remedy RemedyForBatch(const Question& question, const Answer& lacking, Depth depth) {
-  Remedy remedy = RemedyFor(question, lacking, depth);
-  if (question.sequences == 0 || !remedy.answer) return remedy;
-  Question remedied = question;
-  remedied.config = remedy.answer->config;
-  Answer cut = AnswerForBatch(remedied, remedy.answer->choice, depth);
-  cut.keys = remedy.answer->keys;
-  if (SpeedOf(cut) > SpeedOf(*remedy.answer) * kWorthIt) remedy.answer = std::move(cut);
-  return remedy;
-}
-
 std::vector<Answer> AnswerAll(const Question& question) {
   const std::vector<Choice> choices = Choices(question);
   if (question.sequences == 0) return AnswersOfAll(question, choices);
   return AnswersOf(choices.size(),
                    [&](size_t i) { return AnswerForBatch(question, choices[i], Depth::kTime); });
-}
-
-std::optional<LargerBatch> FindLargerBatch(const Question& question, const Answer& from) {
-  if (question.sequences > 0 || question.pass.own_activations >= 0 || !from.time)
-    return std::nullopt;
-  // The plans of such a model take seconds each.
-  if (from.config.uses_nvme() &&
-      question.model.trained_parameters() / question.ranks > kLargerParametersOnNvme)
-    return std::nullopt;
-  const int64_t now = std::max<int64_t>(1, from.config.micro_batch_size) *
-                      std::max<int64_t>(1, from.config.gradient_accumulation_steps);
-  int64_t of_rank = 4 * now;
-  while (of_rank * question.ranks * question.pass.context < kLargerTokens && of_rank < 1 << 19)
-    of_rank *= 2;
-  Question larger = question;
-  larger.sequences = of_rank * question.ranks;
-  // Several micro-batches sum their gradients, which only the higher stages divide.
-  std::vector<Choice> choices;
-  for (const int stage : {from.choice.stage, 3}) {
-    Choice choice = from.choice;
-    choice.stage = stage;
-    choices.push_back(choice);
-    for (const Tier boundaries : {Tier::kDevice, Tier::kCpu}) {
-      if ((question.machine.is_cpu || question.pass.torch) && boundaries == Tier::kCpu) continue;
-      choices.push_back(choice);
-      choices.back().recompute = true;
-      choices.back().boundaries = boundaries;
-    }
-    if (stage == 3) break;
-  }
-  std::vector<Answer> answers = AnswersOf(
-      choices.size(), [&](size_t i) { return AnswerForBatch(larger, choices[i], Depth::kTime); });
-  const Answer* const best = Fastest(answers);
-  constexpr double kMuch = 1.05;
-  if (best == nullptr || SpeedOf(*best) <= SpeedOf(from) * kMuch) return std::nullopt;
-  return LargerBatch{.tokens = larger.sequences * question.pass.context, .answer = *best};
 }
 
 const Answer* Fastest(std::span<const Answer> answers) {

@@ -22,25 +22,8 @@ std::vector<Choice> Choices(const Question& question);
 // device, RAM and NVMe that fits. Others: as the config says.
 Config WithGradients(const Question& question, Config config, bool recompute);
 
-// The fastest way to cut the question's sequences into micro-batches and rounds: the largest
-// micro-batch that fits, alone in a round, with others in it, or all of a step in one round.
-Answer AnswerForBatch(const Question& question, const Choice& choice, Depth depth);
-
-// RemedyFor with the step's time. What it makes room for is cut again, if the question has sequences.
-Remedy RemedyForBatch(const Question& question, const Answer& lacking, Depth depth);
-
 // An answer for each choice; if the question has sequences, that of AnswerForBatch.
 std::vector<Answer> AnswerAll(const Question& question);
-
-// A larger batch, which trains differently, and its answer: at least kLargerTokens a step and four times
-// `from`'s, at its stage and tiers, with or without recomputing. Nothing: it is not faster by 5%, or
-// NVMe holds more than kLargerParametersOnNvme of a rank.
-inline constexpr int64_t kLargerTokens = 1 << 19, kLargerParametersOnNvme = 20'000'000'000;
-struct LargerBatch {
-  int64_t tokens = 0;  // of a step of all ranks
-  Answer answer;
-};
-std::optional<LargerBatch> FindLargerBatch(const Question& question, const Answer& from);
 
 // The answer with most tokens a second of those that fit. Among answers within half a percent of
 // it, the first, because it offloads least. Null: none fits.

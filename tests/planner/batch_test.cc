@@ -1,4 +1,6 @@
 // The search for micro-batches and rounds of a given batch.
+#include "ebb/runtime/planner/batch.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -110,6 +112,29 @@ TEST(Batch, ALargerOneHidesTheCopiesOfACardWithOffload) {
   EXPECT_GT(larger->answer.time->tokens_per_second, 2.5 * fastest->time->tokens_per_second);
   question.sequences = 64;
   EXPECT_FALSE(FindLargerBatch(question, AnswerAll(question).back()));
+}
+
+// Twice its micro-batch has no room, or would be more than kLargerTokens.
+TEST(Batch, AModelWithSlowPlansIsTriedWithItsLargestMicroBatch) {
+  Question question = QuestionOf("llama-3-70b", "rtx4090-64gb", 1, 0);
+  question.config.ebb.offload_gradients = Tier::kNvme;
+  const Choice choice{.stage = 3,
+                      .parameters = Tier::kNvme,
+                      .states = Tier::kNvme,
+                      .boundaries = Tier::kCpu,
+                      .recompute = true};
+  const Answer answer = AnswerFor(question, choice, Depth::kTime);
+  ASSERT_TRUE(answer.fits()) << answer.lacks();
+  const std::optional<LargerBatch> larger = FindLargerBatch(question, answer);
+  ASSERT_TRUE(larger);
+  Config config = larger->answer.config;
+  EXPECT_TRUE(larger->answer.fits());
+  EXPECT_EQ(config.gradient_accumulation_steps, 1);
+  EXPECT_EQ(config.micro_batch_size * 2048, larger->tokens);
+  EXPECT_GT(larger->answer.time->tokens_per_second, 3 * answer.time->tokens_per_second);
+  config.micro_batch_size *= 2;
+  EXPECT_TRUE(2 * larger->tokens > kLargerTokens ||
+              !AnswerFor(question, config, true, Depth::kMemory).fits());
 }
 
 // With parameters on NVMe, a layer is read twice a step instead of twice a micro-batch.

@@ -17,6 +17,7 @@
 #include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/planner/answer_json.h"
 #include "ebb/runtime/planner/answer_table.h"
+#include "ebb/runtime/planner/batch.h"
 #include "ebb/runtime/planner/program/arguments.h"
 #include "ebb/runtime/planner/search.h"
 #include "ebb/runtime/trace/standard_streams.h"
