@@ -208,7 +208,10 @@ std::string OffersAsJson(const Question& question, std::span<const Offer> offers
   for (const Offer& offer : offers) {
     Json& each = json["offers"].emplace_back();
     each = {{"machine", offer.machine.name}, {"hosts", offer.hosts}};
-    if (offer.hosts == 0) continue;
+    if (offer.hosts == 0) {
+      each["lacks"] = offer.lacks;
+      continue;
+    }
     each["answer"] = JsonOf(question, *offer.answer);
     each["config"] = Json::parse(offer.answer->config.ToJson());
     each["is_cheapest"] = &offer == cheapest;

@@ -445,8 +445,7 @@ std::string OffersText(const Question& question, std::span<const Offer> offers) 
     std::string line = absl::StrFormat("%s %-14s ", &offer == cheapest ? "*" : " ",
                                        config::Shortened(name.substr(name.rfind('/') + 1), 14));
     if (offer.hosts == 0) {
-      absl::StrAppend(&text, line, "it does not fit on any number of hosts",
-                      of_step > 0 ? " with a sequence for each rank" : "", "\n");
+      absl::StrAppend(&text, line, offer.lacks, "\n");
       continue;
     }
     const auto price = [&](double of) { return offer.price_an_hour > 0 ? PriceText(of) : "-"; };

@@ -26,6 +26,18 @@ std::optional<Answer> BestOf(const Question& question) {
   return *fastest;
 }
 
+// Why no more hosts than half of these were tried.
+std::string TooFewText(const Question& question, int hosts) {
+  std::string text =
+      absl::StrCat(question.sequences, question.sequences == 1 ? " sequence of " : " sequences of ",
+                   question.pass.context, " tokens a step: they must be at least one for each of ",
+                   question.ranks, " ranks");
+  if (hosts > 1)
+    text = absl::StrCat("it does not fit on ", hosts / 2, hosts == 2 ? " host" : " hosts",
+                        ", and for more a step has too few sequences: ", text);
+  return text;
+}
+
 }  // namespace
 
 std::string OtherParallelism(const Question& question) {
@@ -59,10 +71,14 @@ void FillOffer(Question question, Offer& offer) {
   question.machine = offer.machine;
   const int most = offer.machine.network_gb_s > 0 ? kHostsMax : 1;
   double least = 0;  // hosts for a token a second
+  offer.lacks = "it does not fit on any number of hosts";
   for (int hosts = 1; hosts <= most; hosts *= 2) {
     if (offer.hosts > 0 && hosts > offer.hosts * kHostsAhead) return;
     question.ranks = static_cast<int>(offer.machine.gpus) * hosts;
-    if (question.sequences > 0 && question.ranks > question.sequences) return;
+    if (question.sequences > 0 && question.ranks > question.sequences) {
+      if (offer.hosts == 0) offer.lacks = TooFewText(question, hosts);
+      return;
+    }
     const std::optional<Answer> best = BestOf(question);
     if (!best) continue;
     const double of_token = hosts / Speed(*best);
@@ -70,6 +86,7 @@ void FillOffer(Question question, Offer& offer) {
     least = of_token;
     offer.hosts = hosts;
     offer.answer = best;
+    offer.lacks = "";
   }
 }
 

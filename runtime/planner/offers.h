@@ -3,6 +3,7 @@
 
 #include <optional>
 #include <span>
+#include <string>
 
 #include "ebb/runtime/planner/search.h"
 
@@ -12,7 +13,8 @@ namespace ebb::planner {
 struct Offer {
   Machine machine;
   double price_an_hour = 0;  // of a host, in any currency; 0: not known
-  int hosts = 0;             // 1, 2, 4, ...; 0: it does not fit on any number of hosts
+  int hosts = 0;             // 1, 2, 4, ...; 0: none does, and `lacks` says why
+  std::string lacks = {};
   std::optional<Answer> answer = {};
   // 0: not known.
   double price_of(double tokens) const;

@@ -167,6 +167,8 @@ TEST(Batch, MachinesAreComparedWithTheSame) {
   Offer offer{.machine = question.machine};
   FillOffer(question, offer);
   EXPECT_EQ(offer.hosts, 0);
+  EXPECT_THAT(offer.lacks, HasSubstr("4 sequences of 2048 tokens a step: they must be at least one "
+                                     "for each of 8 ranks"));
 }
 
 }  // namespace

@@ -95,6 +95,20 @@ TEST_F(Questions, HowLongDoesItTakeAndWhatDoesItCost) {
   EXPECT_GT(offers[0]["hours"], 0);
 }
 
+// The line of a machine has the reason that the machine alone has as its error.
+TEST_F(Questions, WhyDoesAMachineNotTrainIt) {
+  const std::string reason = "they must be at least one for each of 8 ranks",
+                    few = "--model gpt2 --batch-tokens 4K",
+                    printed = Run(few + " --compare 8xh100=24 1xh100=3").printed;
+  ExpectRefused(few, reason);
+  EXPECT_THAT(printed, HasSubstr("8xh100         4 sequences of 1024 tokens a step: " + reason));
+  EXPECT_THAT(printed, HasSubstr("* 1xh100 "));
+  EXPECT_THAT(std::string(Json(few + " --compare 8xh100=24")["offers"][0]["lacks"]),
+              HasSubstr(reason));
+  EXPECT_THAT(Run("--model llama-3-405b --batch-tokens 8K --compare 1xrtx3090 2xrtx3090").printed,
+              HasSubstr("does not fit on any number of hosts"));
+}
+
 // A drive of 2 TB that allows 1,200 TB of writes.
 TEST_F(Questions, HowLongDoDisksLast) {
   const auto json = Json(
