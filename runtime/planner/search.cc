@@ -103,6 +103,73 @@ Answer AnswerLike(const Question& question, const Answer& like, Depth depth) {
   return answer;
 }
 
+// The largest that fits with one of the choices, which rise in what they offload; `remedied`: or
+// with what RemedyFor makes of the last without moving its states.
+absl::StatusOr<Largest> LargestOf(const Question& question, Quantity quantity,
+                                  std::span<const Choice> choices, bool remedied) {
+  const int64_t most = FactsOf(quantity).most;
+  Largest found{.question = question};
+  // A context is searched in multiples of 64.
+  const auto unit = [&] {
+    return quantity == Quantity::kContext && found.most >= 1024 ? int64_t{64} : int64_t{1};
+  };
+  const auto next = [&] { return found.most + unit(); };
+  using Answering = std::function<Answer(const Question&)>;
+  const auto fits = [&](int64_t number, const Answering& answering) -> absl::StatusOr<bool> {
+    EBB_ASSIGN_OR_RETURN(Question changed, With(question, quantity, number));
+    Answer answer = answering(changed);
+    if (!answer.fits()) return false;
+    found = {.most = number, .question = std::move(changed), .answer = std::move(answer)};
+    return true;
+  };
+  // Looks for more than what is found. False: not even one unit more fits.
+  const auto extend = [&](const Answering& answering) -> absl::StatusOr<bool> {
+    if (next() > most) return false;
+    EBB_ASSIGN_OR_RETURN(const bool extended, fits(next(), answering));
+    if (!extended) return false;
+    int64_t too_many = most + 1;
+    for (int64_t number = 2 * found.most; number < too_many; number *= 2) {
+      EBB_ASSIGN_OR_RETURN(const bool fitted, fits(number, answering));
+      if (!fitted) too_many = number;
+    }
+    while (next() < too_many) {
+      const int64_t number = (found.most + (too_many - found.most) / 2) / unit() * unit();
+      if (number <= found.most) break;
+      EBB_ASSIGN_OR_RETURN(const bool fitted, fits(number, answering));
+      if (!fitted) too_many = number;
+    }
+    return true;
+  };
+  // One choice after the other, those that need least of the device's memory first. Most of the
+  // others do not fit with one more, and are searched no further.
+  for (auto choice = choices.rbegin(); choice != choices.rend(); ++choice)
+    EBB_RETURN_IF_ERROR(extend([&](const Question& of) {
+                          return AnswerFor(of, *choice, Depth::kMemory);
+                        }).status());
+  // A remedy for one more is searched further with its keys, until there is no other.
+  for (bool extended = remedied; extended && next() <= most;) {
+    EBB_ASSIGN_OR_RETURN(const Question more, With(question, quantity, next()));
+    const Answer least = AnswerFor(more, choices.back(), Depth::kMemory);
+    const std::optional<Answer> remedy = RemedyFor(more, least, Depth::kMemory).answer;
+    if (!remedy || remedy->choice.states != least.choice.states) break;
+    EBB_ASSIGN_OR_RETURN(extended, extend([&](const Question& of) {
+                           return AnswerLike(of, *remedy, Depth::kMemory);
+                         }));
+  }
+  found.is_limit = found.most == most;
+  if (found.most == 0) {
+    EBB_ASSIGN_OR_RETURN(found.question, With(question, quantity, 1));
+    found.answer = AnswerFor(found.question, choices.back(), Depth::kMemory);
+  } else if (!found.answer.keys.empty()) {
+    found.answer = AnswerLike(found.question, found.answer, Depth::kTime);
+  } else {
+    // The fastest of all choices that fit with it.
+    const std::vector<Answer> answers = AnswersOfAll(found.question, choices);
+    if (const Answer* const best = Fastest(answers)) found.answer = *best;
+  }
+  return found;
+}
+
 }  // namespace
 
 Config WithGradients(const Question& question, Config config, bool recompute) {
@@ -285,72 +352,23 @@ std::optional<Change> BestPurchase(const Question& question, const Answer& from)
 }
 
 absl::StatusOr<Largest> FindLargest(const Question& question, Quantity quantity,
-                                    const std::optional<Choice>& asked,
-                                    std::optional<Tier> states) {
-  const int64_t most = FactsOf(quantity).most;
-  std::vector<Choice> choices = asked ? std::vector{*asked} : Choices(question);
-  if (states)
-    std::erase_if(choices, [&](const Choice& choice) { return choice.states != *states; });
-  Largest found{.question = question};
-  // A context is searched in multiples of 64.
-  const auto unit = [&] {
-    return quantity == Quantity::kContext && found.most >= 1024 ? int64_t{64} : int64_t{1};
-  };
-  const auto next = [&] { return found.most + unit(); };
-  using Answering = std::function<Answer(const Question&)>;
-  const auto fits = [&](int64_t number, const Answering& answering) -> absl::StatusOr<bool> {
-    EBB_ASSIGN_OR_RETURN(Question changed, With(question, quantity, number));
-    Answer answer = answering(changed);
-    if (!answer.fits()) return false;
-    found = {.most = number, .question = std::move(changed), .answer = std::move(answer)};
-    return true;
-  };
-  // Looks for more than what is found. False: not even one unit more fits.
-  const auto extend = [&](const Answering& answering) -> absl::StatusOr<bool> {
-    if (next() > most) return false;
-    EBB_ASSIGN_OR_RETURN(const bool extended, fits(next(), answering));
-    if (!extended) return false;
-    int64_t too_many = most + 1;
-    for (int64_t number = 2 * found.most; number < too_many; number *= 2) {
-      EBB_ASSIGN_OR_RETURN(const bool fitted, fits(number, answering));
-      if (!fitted) too_many = number;
-    }
-    while (next() < too_many) {
-      const int64_t number = (found.most + (too_many - found.most) / 2) / unit() * unit();
-      if (number <= found.most) break;
-      EBB_ASSIGN_OR_RETURN(const bool fitted, fits(number, answering));
-      if (!fitted) too_many = number;
-    }
-    return true;
-  };
-  // One choice after the other, those that need least of the device's memory first. Most of the
-  // others do not fit with one more, and are searched no further.
-  for (auto choice = choices.rbegin(); choice != choices.rend(); ++choice)
-    EBB_RETURN_IF_ERROR(extend([&](const Question& of) {
-                          return AnswerFor(of, *choice, Depth::kMemory);
-                        }).status());
-  // A remedy for one more is searched further with its keys, until there is no other.
-  for (bool extended = !asked && !states; extended && next() <= most;) {
-    EBB_ASSIGN_OR_RETURN(const Question more, With(question, quantity, next()));
-    const Answer least = AnswerFor(more, choices.back(), Depth::kMemory);
-    const std::optional<Answer> remedied = RemedyFor(more, least, Depth::kMemory).answer;
-    if (!remedied) break;
-    EBB_ASSIGN_OR_RETURN(extended, extend([&](const Question& of) {
-                           return AnswerLike(of, *remedied, Depth::kMemory);
-                         }));
+                                    const std::optional<Choice>& asked) {
+  if (asked) return LargestOf(question, quantity, {&*asked, 1}, /*remedied=*/false);
+  std::optional<Largest> found;
+  std::vector<std::pair<Tier, int64_t>> with_states;
+  for (const Tier states : TiersOf(question.machine)) {
+    std::vector<Choice> choices = Choices(question);
+    std::erase_if(choices, [&](const Choice& choice) { return choice.states != states; });
+    EBB_ASSIGN_OR_RETURN(Largest there, LargestOf(question, quantity, choices, /*remedied=*/true));
+    with_states.emplace_back(states, there.most);
+    // The fastest of places for as many; if not one fits, the last, which needs least memory.
+    if (!found || there.most > found->most ||
+        (there.most == found->most &&
+         (there.most == 0 || SpeedOf(there.answer) > kWorthIt * SpeedOf(found->answer))))
+      found = std::move(there);
   }
-  found.is_limit = found.most == most;
-  if (found.most == 0) {
-    EBB_ASSIGN_OR_RETURN(found.question, With(question, quantity, 1));
-    found.answer = AnswerFor(found.question, choices.back(), Depth::kMemory);
-  } else if (!found.answer.keys.empty()) {
-    found.answer = AnswerLike(found.question, found.answer, Depth::kTime);
-  } else {
-    // The fastest of all choices that fit with it.
-    const std::vector<Answer> answers = AnswersOfAll(found.question, choices);
-    if (const Answer* const best = Fastest(answers)) found.answer = *best;
-  }
-  return found;
+  found->with_states = std::move(with_states);
+  return *std::move(found);
 }
 
 }  // namespace ebb::planner

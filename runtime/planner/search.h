@@ -6,6 +6,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -56,12 +57,13 @@ struct Largest {
   bool is_limit = false;  // more may fit, but no more are planned
   Question question;      // with `most` of them, or with one
   Answer answer = {};     // of the choice that fits, or of the one that needs least memory
+  // If no choice was asked for: the largest with states in each place. `most` is one of them.
+  std::vector<std::pair<Tier, int64_t>> with_states = {};
 };
 // kModel: more layers of the same shape; the model has equal blocks. `asked`: the choice that must
-// fit; none: any choice, or what RemedyFor makes of one. `states`: only choices with states there.
+// fit; none: any choice, or what RemedyFor makes of one.
 absl::StatusOr<Largest> FindLargest(const Question& question, Quantity quantity,
-                                    const std::optional<Choice>& asked = std::nullopt,
-                                    std::optional<Tier> states = std::nullopt);
+                                    const std::optional<Choice>& asked = std::nullopt);
 
 // A line about what other programs do with a model of this size; "": nothing else.
 std::string OtherParallelism(const Question& question);

@@ -199,7 +199,8 @@ absl::Status Report(const Arguments& arguments, const Question& question,
 absl::Status AnswerLargest(const Arguments& arguments) {
   EBB_ASSIGN_OR_RETURN(const Largest found,
                        FindLargest(arguments.question, *arguments.largest, arguments.asked));
-  Advised advised{.largest = arguments.largest, .most = found.most};
+  Advised advised{
+      .largest = arguments.largest, .most = found.most, .most_of_states = found.with_states};
   std::span<const Answer> answers;
   if (found.most > 0) {
     answers = {&found.answer, 1};
@@ -208,16 +209,6 @@ absl::Status AnswerLargest(const Arguments& arguments) {
     advised.purchase = BestPurchase(found.question, found.answer);
   } else {
     advised.remedy = RemedyFor(found.question, found.answer, Depth::kMemory).advice.text;
-  }
-  if (!arguments.asked) {
-    for (const Tier tier : {Tier::kDevice, Tier::kCpu, Tier::kNvme}) {
-      if ((tier == Tier::kCpu && arguments.question.machine.is_cpu) ||
-          (tier == Tier::kNvme && arguments.question.machine.disk <= 0))
-        continue;
-      EBB_ASSIGN_OR_RETURN(const Largest of_tier,
-                           FindLargest(arguments.question, *arguments.largest, std::nullopt, tier));
-      advised.most_of_states.emplace_back(tier, of_tier.most);
-    }
   }
   return Report(arguments, found.question, answers, advised,
                 LargestOfStatesText(arguments, advised) + LargestText(arguments, found) +
