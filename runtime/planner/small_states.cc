@@ -13,7 +13,9 @@ namespace ebb::planner {
 Config WithSmallStates(Config config) {
   config.optimizer.states = OptimizerStates::k8Bit;
   config.gradient_clipping = 0;
+  // Either switch turns the check of bf16 off. Both are off, so that no file says both.
   config.ebb.check_overflow = false;
+  if (config.compute == DType::kBFloat16) config.bf16_check_grad_overflow = false;
   // Masters that no update rounds at random, and of 16-bit parameters alone.
   if (config.compute == DType::kBFloat16 && !config.ebb.stochastic_rounding)
     config.ebb.split_master = true;

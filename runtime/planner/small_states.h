@@ -17,8 +17,8 @@ inline constexpr char kWhatSmallStatesChange[] =
     "optimizer states are rounded to 8 bits, gradients are neither clipped nor checked for "
     "overflow";
 
-// `config` with such states: "optimizer.params.states", "ebb.split_master", "gradient_clipping" and
-// "ebb.check_overflow".
+// `config` with such states: "optimizer.params.states", "ebb.split_master", "gradient_clipping",
+// "ebb.check_overflow" and "bf16.check_grad_overflow".
 Config WithSmallStates(Config config);
 
 struct SmallStates {

@@ -195,12 +195,15 @@ TEST_F(Questions, SmallStatesAreChosenWhereTheyAreAskedFor) {
   const std::string question = "--model gpt2-xl --machine 1xrtx4090";
   const std::string printed = Run(question).printed;
   EXPECT_THAT(printed, HasSubstr("A change of the training: {"));
-  EXPECT_THAT(printed, HasSubstr("neither clipped nor checked"));
+  EXPECT_THAT(printed, HasSubstr("gradients are neither clipped"));
   EXPECT_THAT(Run(question + " --small-states --write " + Path("small.json")).printed,
               HasSubstr("optimizer states of 8 bits, split masters, gradients not clipped"));
   const auto written = Json(question + " --config " + Path("small.json"));
   EXPECT_EQ(written["optimizer_states"], "8bit");
   EXPECT_EQ(written["small_states"], nullptr);
+  const auto file = nlohmann::json::parse(Read(Path("small.json")));
+  EXPECT_EQ(file["ebb"]["check_overflow"], false);
+  EXPECT_EQ(file["bf16"]["check_grad_overflow"], false);
 }
 
 TEST_F(Questions, AllAlsoPrintsSmallStates) {
