@@ -116,7 +116,7 @@ Json JsonOf(const std::optional<LargerBatch>& larger) {
 Json JsonOf(const Question& question, const std::optional<SmallStates>& small) {
   if (!small) return nullptr;
   return {{"change", small->keys},
-          {"changes_the_training", kWhatSmallStatesChange},
+          {"changes_the_training", WhatSmallStatesChange(small->answer.config)},
           {"answer", JsonOf(question, small->answer)}};
 }
 
@@ -159,7 +159,10 @@ std::string AnswersAsJson(const Question& question, std::span<const Answer> answ
       {"machine", Json::parse(ToJson(question.machine))},
       {"ranks", question.ranks},
       {"dtype", Text(Name(question.config.compute))},
-      {"optimizer_states", kStatesWords[static_cast<int>(question.config.optimizer.states)]},
+      {"optimizer", OptimizerName(question.config)},
+      {"optimizer_states", HasStates(question.config)
+                               ? kStatesWords[static_cast<int>(question.config.optimizer.states)]
+                               : "none"},
       {"context", question.pass.context},
       {"micro_batch_size", question.config.micro_batch_size},
       {"micro_batches", question.config.gradient_accumulation_steps}};

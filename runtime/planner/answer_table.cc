@@ -9,8 +9,10 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "ebb/runtime/base/message.h"
 #include "ebb/runtime/planner/peers.h"
+#include "ebb/runtime/planner/small_states.h"
 #include "ebb/sharding/fit/budget.h"
 
 namespace ebb::planner {
@@ -327,20 +329,26 @@ std::string EfficiencyText(const Machine& machine) {
                          100 * machine.gpu_teraflops / machine.gpu_peak_teraflops, source->second);
 }
 
-// How optimizer states are kept, if not in fp32.
-std::string StatesText(const Config& config) {
-  switch (config.optimizer.states) {
-    case OptimizerStates::kFloat32:
-      return "";
-    case OptimizerStates::kBFloat16:
-      return "optimizer states in bf16\n";
-    case OptimizerStates::k8Bit:
-      break;
+// The optimizer, if it is not Adam, and how its states are kept, if not in fp32.
+std::string OptimizerText(const Config& config) {
+  const OptimizerType type = config.optimizer.type;
+  const OptimizerStates states = config.optimizer.states;
+  std::vector<std::string> parts;
+  if (type != OptimizerType::kAdam && type != OptimizerType::kAdamW)
+    parts.push_back(absl::StrCat("optimizer ", OptimizerName(config)));
+  if (!HasStates(config)) {
+    parts.push_back("no optimizer states");
+  } else if (states != OptimizerStates::kFloat32) {
+    const char* const form = states == OptimizerStates::k8Bit ? "of 8 bits" : "in bf16";
+    parts.push_back(type == OptimizerType::kMuon ? absl::StrCat("AdamW's states beside it ", form,
+                                                                ", those of its matrices in fp32")
+                                                 : absl::StrCat("optimizer states ", form));
   }
-  return absl::StrCat("optimizer states of 8 bits",
-                      config.ebb.split_master ? ", split masters" : "",
-                      config.gradient_clipping == 0 ? ", gradients not clipped" : "",
-                      UpdatesEarly(config) ? ", updates as gradients come" : "", "\n");
+  if (parts.empty()) return "";
+  if (config.ebb.split_master) parts.push_back("split masters");
+  if (config.gradient_clipping == 0) parts.push_back("gradients not clipped");
+  if (UpdatesEarly(config)) parts.push_back("updates as gradients come");
+  return absl::StrJoin(parts, ", ") + "\n";
 }
 
 // Whose activations are counted.
@@ -354,6 +362,12 @@ std::string ActivationsText(const Pass& pass) {
 }
 
 }  // namespace
+
+const char* OptimizerName(const Config& config) {
+  constexpr const char* kNames[] = {"Adam",    "AdamW", "SGD",  "Lion", "Adagrad",
+                                    "RMSprop", "Lamb",  "Lars", "Muon"};
+  return kNames[static_cast<int>(config.optimizer.type)];
+}
 
 std::string WordsOf(const Choice& choice) {
   std::string text = absl::StrCat("stage ", choice.stage);
@@ -386,7 +400,7 @@ std::string TitleOf(const Question& question) {
                          question.model.context > 0 ? ""
                                                     : "; its operations are estimated from its "
                                                       "matrices") +
-         TrainedText(question.model) + StoredText(question.model) + StatesText(question.config) +
+         TrainedText(question.model) + StoredText(question.model) + OptimizerText(question.config) +
          ActivationsText(question.pass) + EfficiencyText(question.machine);
 }
 

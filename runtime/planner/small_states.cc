@@ -4,14 +4,25 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "ebb/optim/update.h"
 #include "ebb/runtime/config/difference.h"
 #include "ebb/runtime/planner/search.h"
 #include "ebb/runtime/planner/trials.h"
 
 namespace ebb::planner {
 
+bool HasStates(const Config& config) {
+  if (!optim::StateNames(config.optimizer).empty()) return true;
+  const auto& groups = config.ebb.parameter_groups;
+  return std::any_of(groups.begin(), groups.end(), [](const auto& group) {
+    const std::optional<OptimizerConfig>& own = group.second.optimizer;
+    return own && !optim::StateNames(*own).empty();
+  });
+}
+
 Config WithSmallStates(Config config) {
-  config.optimizer.states = OptimizerStates::k8Bit;
+  if (HasStates(config)) config.optimizer.states = OptimizerStates::k8Bit;
   config.gradient_clipping = 0;
   // Either switch turns the check of bf16 off. Both are off, so that no file says both.
   config.ebb.check_overflow = false;
@@ -20,6 +31,16 @@ Config WithSmallStates(Config config) {
   if (config.compute == DType::kBFloat16 && !config.ebb.stochastic_rounding)
     config.ebb.split_master = true;
   return config;
+}
+
+std::string WhatSmallStatesChange(const Config& small) {
+  const bool is_muon = small.optimizer.type == OptimizerType::kMuon;
+  return absl::StrCat(!HasStates(small) ? ""
+                      : is_muon         ? "AdamW's states beside Muon's are rounded to 8 bits, "
+                                        : "optimizer states are rounded to 8 bits, ",
+                      small.checks_overflow()
+                          ? "gradients are not clipped"
+                          : "gradients are neither clipped nor checked for overflow");
 }
 
 std::optional<SmallStates> FindSmallStates(const Question& question, const Answer* from) {
@@ -31,6 +52,7 @@ std::optional<SmallStates> FindSmallStates(const Question& question, const Answe
     return std::nullopt;
   Question small = question;
   small.config = WithSmallStates(question.config);
+  if (small.config == question.config) return std::nullopt;
   const double least = from == nullptr ? 0 : kMuch * SpeedOf(*from);
   std::optional<Answer> best;
   if (question.sequences > 0) {

@@ -13,13 +13,16 @@
 
 namespace ebb::planner {
 
-inline constexpr char kWhatSmallStatesChange[] =
-    "optimizer states are rounded to 8 bits, gradients are neither clipped nor checked for "
-    "overflow";
+// Whether any parameter has optimizer states: SGD without momentum has none.
+bool HasStates(const Config& config);
 
 // `config` with such states: "optimizer.params.states", "ebb.split_master", "gradient_clipping",
 // "ebb.check_overflow" and "bf16.check_grad_overflow".
 Config WithSmallStates(Config config);
+
+// The changes of the training by WithSmallStates, which made `small`: "optimizer states are rounded
+// to 8 bits, gradients are neither clipped nor checked for overflow".
+std::string WhatSmallStatesChange(const Config& small);
 
 struct SmallStates {
   Answer answer;

@@ -10,6 +10,7 @@
 namespace ebb::plan_questions_test {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 class Questions : public PlanProgramTest {};
@@ -204,6 +205,46 @@ TEST_F(Questions, SmallStatesAreChosenWhereTheyAreAskedFor) {
   const auto file = nlohmann::json::parse(Read(Path("small.json")));
   EXPECT_EQ(file["ebb"]["check_overflow"], false);
   EXPECT_EQ(file["bf16"]["check_grad_overflow"], false);
+}
+
+// The title names another optimizer, and small states are those that it has.
+TEST_F(Questions, WhichOptimizerTrains) {
+  const auto file = [&](const char* name, const std::string& params) {
+    return absl::StrCat(
+        "--model gpt2-xl --machine 1xrtx4090 --config ",
+        Write(absl::StrCat(name, ".json"),
+              absl::StrCat(R"({"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true},
+          "zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu"}},
+          "optimizer": {"type": ")",
+                           name, R"(", "params": {"lr": 0.001)", params, "}}}")));
+  };
+  const auto bytes = [&](const std::string& asked) {
+    return Json(asked)["chosen"]["classes"]["cpu"]["optimizer"].get<double>();
+  };
+  const std::string muon = file("Muon", ""), sgd = file("SGD", ""), lion = file("Lion", "");
+  EXPECT_THAT(Run(file("AdamW", "")).printed, testing::Not(HasSubstr("AdamW\n")));
+  EXPECT_THAT(Run(lion).printed, HasSubstr("optimizer Lion\n"));
+  EXPECT_THAT(Run(lion + " --small-states").printed,
+              HasSubstr("optimizer Lion, optimizer states of 8 bits, split masters"));
+  EXPECT_THAT(Run(muon).printed, AllOf(HasSubstr("optimizer Muon\n"),
+                                       HasSubstr("AdamW's states beside Muon's are rounded")));
+  EXPECT_THAT(Run(muon + " --small-states").printed,
+              HasSubstr("optimizer Muon, AdamW's states beside it of 8 bits, those of its matrices "
+                        "in fp32, split masters"));
+  EXPECT_GT(bytes(muon + " --small-states"), 0.85 * bytes(muon));
+  const auto json = Json(sgd);
+  EXPECT_EQ(json["optimizer"], "SGD");
+  EXPECT_EQ(json["optimizer_states"], "none");
+  EXPECT_EQ(json["small_states"]["changes_the_training"],
+            "gradients are neither clipped nor checked for overflow");
+  EXPECT_THAT(Run(sgd).printed, HasSubstr("optimizer SGD, no optimizer states\n"));
+  EXPECT_THAT(Run(sgd + " --small-states").printed,
+              AllOf(HasSubstr("optimizer SGD, no optimizer states, split masters, gradients not "
+                              "clipped"),
+                    testing::Not(HasSubstr("8 bits"))));
+  EXPECT_EQ(Json(sgd + " --small-states")["small_states"], nullptr);
+  EXPECT_THAT(Run(file("SGD", R"(, "momentum": 0.9)") + " --small-states").printed,
+              HasSubstr("optimizer SGD, optimizer states of 8 bits"));
 }
 
 TEST_F(Questions, AllAlsoPrintsSmallStates) {

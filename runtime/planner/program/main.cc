@@ -110,8 +110,8 @@ std::string HeldText(const Answer& answer, const Machine& machine) {
 void AddSmallStates(const Arguments& arguments, const Answer* chosen, Advised& advised) {
   Question small = arguments.question;
   advised.small_states = FindSmallStates(small, chosen);
-  if (!arguments.all || small.config.optimizer.states != OptimizerStates::kFloat32) return;
   small.config = WithSmallStates(small.config);
+  if (!arguments.all || small.config == arguments.question.config) return;
   advised.with_small_states = AnswerAll(small);
 }
 
@@ -127,7 +127,7 @@ std::string SmallStatesText(const Question& question, const Advised& advised, bo
                     now > 0 ? absl::StrFormat("%.2f times as fast", speed / now)
                             : absl::StrFormat("which fits with %.0f tokens a second", speed),
                     ": ", WordsOf(answer), ", ", HeldText(answer, question.machine), "; ",
-                    kWhatSmallStatesChange, " (--small-states)\n");
+                    WhatSmallStatesChange(answer.config), " (--small-states)\n");
   }
   if (all && !advised.with_small_states.empty())
     absl::StrAppend(&text, "With --small-states, which trains differently:\n",
