@@ -10,6 +10,7 @@
 #include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/engine/engine_inputs.h"
 #include "ebb/runtime/engine/matrix_groups.h"
+#include "ebb/runtime/planner/batch.h"
 #include "ebb/runtime/trace/timeline.h"
 #include "ebb/sharding/memory_model.h"
 #include "ebb/sharding/plan.h"
@@ -255,7 +256,9 @@ Config Question::With(const Choice& choice) const {
 }
 
 int64_t Question::sequences_of_rank() const {
-  return std::max<int64_t>(1, (sequences + ranks / 2) / ranks);
+  return sequences % ranks == 0
+             ? sequences / ranks
+             : SequencesThatCutWell(static_cast<double>(sequences) / static_cast<double>(ranks));
 }
 
 int Question::hosts() const {

@@ -41,13 +41,15 @@ struct Question {
   // Sequences of a step of all ranks, which the search cuts into micro-batches and rounds (of
   // micro-batches of `micro_batch`, if that is not 0); 0: the config's.
   int64_t sequences = 0, micro_batch = 0;
+  double batch_tokens = 0;   // of which `sequences` were made; 0: not given
   double tokens = 0;         // of the whole training; 0: not known
   double price_an_hour = 0;  // of a host, in any currency; 0: not known
 
   // The config with the choice. If something is on NVMe, it also has folders.
   Config With(const Choice& choice) const;
 
-  int64_t sequences_of_rank() const;  // the nearest whole number; `sequences` is not 0
+  // If the ranks do not divide `sequences`, which is not 0: as SequencesThatCutWell.
+  int64_t sequences_of_rank() const;
   int hosts() const;
   double hours_of(double tokens_per_second) const { return tokens / tokens_per_second / 3600; }
 };

@@ -311,10 +311,16 @@ std::string TrainedText(const Model& model) {
 std::string BatchText(const Question& question) {
   const int64_t context = question.pass.context;
   if (question.sequences > 0) {
-    const int64_t sequences = question.sequences_of_rank() * question.ranks;
-    return absl::StrFormat("a step of all ranks: %s sequences of %d tokens, %s tokens",
-                           Grouped(static_cast<double>(sequences)), context,
-                           Grouped(static_cast<double>(sequences * context)));
+    const int64_t of_rank = question.sequences_of_rank(), sequences = of_rank * question.ranks;
+    std::string text = absl::StrFormat("a step of all ranks: %s sequences of %d tokens, %s tokens",
+                                       Grouped(static_cast<double>(sequences)), context,
+                                       Grouped(static_cast<double>(sequences * context)));
+    const int64_t nearest =
+        std::llround(question.batch_tokens / static_cast<double>(context * question.ranks));
+    if (nearest > 0 && nearest != of_rank)
+      absl::StrAppend(&text, "; ", of_rank, " of a rank cut better than the ", nearest, " of ",
+                      Grouped(question.batch_tokens), " tokens");
+    return text;
   }
   return absl::StrFormat("a step of a rank: %d x %d sequences of %d tokens",
                          std::max<int64_t>(1, question.config.gradient_accumulation_steps),

@@ -1,6 +1,7 @@
 #include "ebb/runtime/planner/batch.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "ebb/runtime/planner/search.h"
@@ -88,23 +89,53 @@ std::vector<int64_t> DivisorsOf(int64_t number) {
   return low;
 }
 
+int64_t SequencesThatCutWell(double about) {
+  constexpr double kNear = 0.05;
+  const auto cuts_well = [](int64_t number) {
+    const std::vector<int64_t> divisors = DivisorsOf(number);
+    return std::adjacent_find(divisors.begin(), divisors.end(), [](int64_t less, int64_t more) {
+             return more > 2 * less;
+           }) == divisors.end();
+  };
+  const int64_t nearest = std::max<int64_t>(1, std::llround(about));
+  const int64_t towards = about < static_cast<double>(nearest) ? -1 : 1;
+  for (int64_t away = 0; static_cast<double>(away) <= kNear * about + 1; ++away) {
+    for (const int64_t number : {nearest + towards * away, nearest - towards * away}) {
+      if (number > 0 && std::abs(static_cast<double>(number) - about) <= kNear * about &&
+          cuts_well(number))
+        return number;
+    }
+  }
+  return nearest;
+}
+
 int64_t LargestThatFits(std::span<const int64_t> numbers,
                         const std::function<bool(int64_t)>& fits) {
   const auto end = std::partition_point(numbers.begin(), numbers.end(), fits);
   return end == numbers.begin() ? 0 : *(end - 1);
 }
 
-Answer AnswerForBatch(const Question& question, const Choice& choice, Depth depth) {
+Question WithGivenBatch(Question question) {
+  const Config& config = question.config;
+  if (question.sequences > 0 || config.gradient_accumulation_steps <= 1 ||
+      config.ebb.micro_batches_per_round != 1 || question.pass.own_activations >= 0)
+    return question;
+  question.micro_batch = std::max<int64_t>(1, config.micro_batch_size);
+  question.sequences = question.micro_batch * config.gradient_accumulation_steps * question.ranks;
+  return question;
+}
+
+Answer AnswerForBatch(const Question& question, const Choice& choice, Depth depth, double enough) {
   const Config config = question.With(choice);
   int64_t all = question.sequences_of_rank();
   if (const int64_t given = question.micro_batch; given > 0)
     all = std::max<int64_t>(1, all / given) * given;
-  const auto answer = [&](int64_t sequences, int64_t of_round, Depth of, double enough = 0) {
+  const auto answer = [&](int64_t sequences, int64_t of_round, Depth of, double least = 0) {
     return AnswerFor(
         question,
         WithGradients(question, WithBatch(config, sequences, all / sequences, of_round),
                       choice.recompute),
-        choice.recompute, of, enough);
+        choice.recompute, of, least);
   };
   const auto fits = [&](int64_t sequences, int64_t of_round) {
     return answer(sequences, of_round, Depth::kMemory).fits();
@@ -115,36 +146,53 @@ Answer AnswerForBatch(const Question& question, const Choice& choice, Depth dept
       LargestThatFits(sizes, [&](int64_t sequences) { return fits(sequences, 1); });
   if (largest == 0) return answer(sizes.front(), 1, depth);
   std::vector<std::pair<int64_t, int64_t>> tries = {{largest, 1}};
-  if (largest < all && RoundsCost(choice)) {
-    const std::vector<int64_t> rounds = DivisorsOf(all / largest);
-    const int64_t of_round =
-        LargestThatFits(rounds, [&](int64_t number) { return fits(largest, number); });
-    if (of_round > 1) tries.emplace_back(largest, of_round);
-    if (of_round < all / largest) {
-      const int64_t whole = LargestThatFits(
-          sizes, [&](int64_t sequences) { return fits(sequences, all / sequences); });
-      if (whole > 0) tries.emplace_back(whole, all / whole);
-    }
+  // Smaller micro-batches, if a round then has half as many sequences more, or all of a step.
+  int64_t together = largest;
+  for (auto size = std::upper_bound(sizes.begin(), sizes.end(), largest);
+       RoundsCost(choice) && together < all && size != sizes.begin();) {
+    const int64_t sequences = *--size;
+    const int64_t of_round = LargestThatFits(
+        DivisorsOf(all / sequences), [&](int64_t number) { return fits(sequences, number); });
+    if (const int64_t more = sequences * of_round;
+        more <= together || (more < all && 2 * more < 3 * together))
+      continue;
+    together = sequences * of_round;
+    tries.emplace_back(sequences, of_round);
   }
-  if (tries.size() == 1) return answer(largest, 1, depth);
+  if (tries.size() == 1) return answer(largest, 1, depth, enough);
   Answer best;
   for (const auto& [sequences, of_round] : tries) {
-    const double enough = kWorthIt * SpeedOf(best);
-    Answer tried = answer(sequences, of_round, Depth::kTime, enough);
-    if (SpeedOf(tried) > enough) best = std::move(tried);
+    const double least = std::max(enough, kWorthIt * SpeedOf(best));
+    Answer tried = answer(sequences, of_round, Depth::kTime, least);
+    if (SpeedOf(tried) > least || best.memory.empty()) best = std::move(tried);
   }
   return depth == Depth::kTimeAndPeak ? AnswerFor(question, best.config, choice.recompute, depth)
                                       : best;
 }
 
-Remedy RemedyForBatch(const Question& question, const Answer& lacking, Depth depth) {
+Remedy RemedyForBatch(const Question& asked, const Answer& lacking, Depth depth) {
+  const Question question = WithGivenBatch(asked);
   Remedy remedy = RemedyFor(question, lacking, depth);
   if (question.sequences == 0 || !remedy.answer) return remedy;
   Question remedied = question;
   remedied.config = remedy.answer->config;
-  Answer cut = AnswerForBatch(remedied, remedy.answer->choice, depth);
-  cut.keys = remedy.answer->keys;
-  if (SpeedOf(cut) > SpeedOf(*remedy.answer) * kWorthIt) remedy.answer = std::move(cut);
+  const std::string keys = remedy.answer->keys;
+  Choice choice = remedy.answer->choice;
+  std::vector<Tier> places = {choice.boundaries};
+  for (const Choice& each : Choices(question)) {
+    if (each.recompute && choice.recompute && each.stage == choice.stage &&
+        each.parameters == choice.parameters && each.states == choice.states &&
+        each.boundaries != choice.boundaries)
+      places.push_back(each.boundaries);
+  }
+  for (const Tier boundaries : places) {
+    choice.boundaries = boundaries;
+    const double enough = SpeedOf(*remedy.answer) * kWorthIt;
+    Answer cut = AnswerForBatch(remedied, choice, depth, enough);
+    if (SpeedOf(cut) <= enough) continue;
+    remedy.answer = std::move(cut);
+    remedy.answer->keys = keys;
+  }
   return remedy;
 }
 

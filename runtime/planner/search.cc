@@ -198,8 +198,10 @@ std::vector<Choice> Choices(const Question& question) {
         if (stage == 0 && states != Tier::kDevice) continue;
         const Choice choice{.stage = stage, .parameters = parameters, .states = states};
         choices.push_back(choice);
-        for (const Tier boundaries : {Tier::kDevice, Tier::kCpu}) {
-          if ((question.machine.is_cpu || question.pass.torch) && boundaries == Tier::kCpu)
+        for (const Tier boundaries : tiers) {
+          if (question.pass.torch && boundaries != Tier::kDevice) continue;
+          if (boundaries == Tier::kNvme &&
+              (question.sequences == 0 || (parameters == Tier::kDevice && states == Tier::kDevice)))
             continue;
           choices.push_back(choice);
           choices.back().boundaries = boundaries;
@@ -212,10 +214,11 @@ std::vector<Choice> Choices(const Question& question) {
 }
 
 std::vector<Answer> AnswerAll(const Question& question) {
-  const std::vector<Choice> choices = Choices(question);
-  if (question.sequences == 0) return AnswersOfAll(question, choices);
+  const Question cut = WithGivenBatch(question);
+  const std::vector<Choice> choices = Choices(cut);
+  if (cut.sequences == 0) return AnswersOfAll(question, choices);
   return AnswersOf(choices.size(),
-                   [&](size_t i) { return AnswerForBatch(question, choices[i], Depth::kTime); });
+                   [&](size_t i) { return AnswerForBatch(cut, choices[i], Depth::kTime); });
 }
 
 const Answer* Fastest(std::span<const Answer> answers) {

@@ -15,8 +15,8 @@
 namespace ebb::planner {
 
 // Stages 0 to 3, each with all tiers that it allows for parameters and states: without recomputing,
-// and with recomputing and boundary activations on the device or in RAM. NVMe only if the machine
-// has a disk.
+// and with recomputing and boundary activations on the device or in RAM; of several micro-batches
+// also on NVMe, because a round of all keeps as many. NVMe only if the machine has a disk.
 std::vector<Choice> Choices(const Question& question);
 
 // Updates that are early, and take a step's only round, need no gradients in RAM: the first of the
@@ -34,8 +34,8 @@ struct Change {
   std::string what;  // "zero_optimization.stage 3", "recompute", "twice the network"
   double tokens_per_second = 0;
 };
-// The best change of one setting of `from`'s config, of the micro-batch or of gathers further ahead:
-// the fastest answer that fits. Nothing: no change is faster, or none fits.
+// The best change of one setting of `from`'s config, of the micro-batch or of gathers further
+// ahead: the fastest answer that fits. Nothing: no change is faster, or none fits.
 std::optional<Change> BestChange(const Question& question, const Answer& from);
 // A machine with twice the resource that the step waits for most. Nothing: the step waits for no
 // resource.

@@ -10,6 +10,7 @@
 #include "ebb/runtime/planner/model_shape.h"
 #include "ebb/runtime/planner/named_machines.h"
 #include "ebb/runtime/planner/offers.h"
+#include "ebb/runtime/planner/trials.h"
 #include "tests/status.h"
 
 namespace ebb::planner::batch_test {
@@ -67,6 +68,59 @@ TEST(Batch, TheCutIsTheFastest) {
       }
     }
     EXPECT_GT(found.time->tokens_per_second, 0.97 * most) << WordsOf(found);
+  }
+}
+
+TEST(Batch, ItIsRoundedToSequencesThatCutWell) {
+  EXPECT_EQ(SequencesThatCutWell(31.25), 32);
+  EXPECT_EQ(SequencesThatCutWell(61.04), 60);
+  EXPECT_EQ(SequencesThatCutWell(125), 126);
+  EXPECT_EQ(SequencesThatCutWell(13.2), 13) << "12 and 16 are further than 5%";
+  EXPECT_EQ(SequencesThatCutWell(0.6), 1);
+  for (double about = 80; about < 1e6; about *= 1.37) {
+    const int64_t number = SequencesThatCutWell(about);
+    EXPECT_NEAR(static_cast<double>(number), about, 0.05 * about);
+    int64_t before = 1;
+    for (const int64_t divisor : DivisorsOf(number)) {
+      EXPECT_LE(divisor, 2 * before) << number;
+      before = divisor;
+    }
+  }
+}
+
+// A prime number of sequences, and one that cuts well: no place of boundary activations,
+// micro-batch or round makes the fastest answer faster by more than 2%.
+TEST(Batch, NoOtherCutBeatsTheFastestOfAll) {
+  struct Asked {
+    const char *model, *machine;
+    int ranks;
+    int64_t sequences;
+  };
+  for (const auto& [model, machine, ranks, sequences] :
+       {Asked{"llama-2-13b", "1xrtx4090", 1, 31}, Asked{"llama-2-7b", "1xrtx4090", 1, 30},
+        Asked{"gpt2-xl", "2xrtx4090", 2, 48}, Asked{"llama-2-7b", "4xl40s", 4, 64}}) {
+    const Question question = QuestionOf(model, machine, ranks, sequences);
+    const std::vector<Answer> answers = AnswerAll(question);
+    const Answer* const fastest = Fastest(answers);
+    ASSERT_NE(fastest, nullptr);
+    const double most = 1.02 * fastest->time->tokens_per_second;
+    const int64_t of_rank = question.sequences_of_rank();
+    for (const Tier boundaries : {Tier::kDevice, Tier::kCpu, Tier::kNvme}) {
+      Choice choice = fastest->choice;
+      if (!choice.recompute && boundaries != Tier::kDevice) continue;
+      choice.boundaries = boundaries;
+      for (const int64_t size : DivisorsOf(of_rank)) {
+        for (const int64_t of_round : DivisorsOf(of_rank / size)) {
+          Config config = question.With(choice);
+          config.micro_batch_size = size;
+          config.gradient_accumulation_steps = of_rank / size;
+          config.ebb.micro_batches_per_round = of_round;
+          const Answer other = AnswerFor(question, config, choice.recompute, Depth::kTime, most);
+          EXPECT_LE(SpeedOf(other), most)
+              << WordsOf(*fastest) << " is slower than " << WordsOf(other);
+        }
+      }
+    }
   }
 }
 

@@ -14,6 +14,7 @@
 #include "ebb/runtime/base/message.h"
 #include "ebb/runtime/config/bytes.h"
 #include "ebb/runtime/config/nearest.h"
+#include "ebb/runtime/planner/batch.h"
 #include "ebb/runtime/planner/measure.h"
 #include "ebb/runtime/planner/model_shape.h"
 #include "ebb/runtime/planner/named_machines.h"
@@ -92,16 +93,19 @@ absl::StatusOr<double> TokensOf(const char* flag, const std::string& word) {
   return tokens * factor;
 }
 
-// The sequences of a step of all ranks that have about so many tokens.
-absl::StatusOr<int64_t> SequencesOf(const Given& given, int64_t context, int ranks) {
-  EBB_ASSIGN_OR_RETURN(const double tokens, TokensOf("--batch-tokens", given.batch_tokens));
-  const double sequences = std::round(tokens / static_cast<double>(context));
+// The sequences of a step of all ranks that have about so many tokens. Compared machines have
+// different ranks: then the part of each of 8 cuts well.
+absl::StatusOr<int64_t> SequencesOf(const Given& given, double tokens, int64_t context, int ranks) {
+  constexpr int kComparedRanks = 8;
+  const double exact = tokens / static_cast<double>(context), sequences = std::round(exact);
   if (sequences < ranks || sequences > static_cast<double>(kBatchMax))
     return absl::InvalidArgumentError(absl::StrCat(
         "--batch-tokens ", given.batch_tokens, " are ", sequences, " sequences of ", context,
         " tokens: they must be at least one for each of ", ranks, " ranks, and at most ", kBatchMax,
         "; give other tokens, a shorter --context or fewer --ranks"));
-  return static_cast<int64_t>(sequences);
+  if (given.batch > 0) return std::llround(exact / ranks) * ranks;
+  const int parts = !given.compared.empty() && sequences >= kComparedRanks ? kComparedRanks : ranks;
+  return SequencesThatCutWell(exact / parts) * parts;
 }
 
 // "8xh100=24.5": a machine, with the price of a host for an hour.
@@ -220,9 +224,10 @@ absl::StatusOr<Arguments> ArgumentsOf(const Given& given) {
   question.micro_batch = given.batch;
   const int64_t whole = question.config.train_batch_size;
   if (!given.batch_tokens.empty()) {
-    EBB_ASSIGN_OR_RETURN(
-        question.sequences,
-        SequencesOf(given, pass.context, given.compared.empty() ? question.ranks : 1));
+    EBB_ASSIGN_OR_RETURN(question.batch_tokens, TokensOf("--batch-tokens", given.batch_tokens));
+    EBB_ASSIGN_OR_RETURN(question.sequences,
+                         SequencesOf(given, question.batch_tokens, pass.context,
+                                     given.compared.empty() ? question.ranks : 1));
   } else if (!given.compared.empty()) {
     question.sequences = whole > 0 ? whole : std::max<int64_t>(1, kComparedTokens / pass.context);
   }
@@ -317,8 +322,8 @@ void AddOptions(CLI::App& app, Given& given) {
   number("--micro-batches", given.micro_batches, kBatchMax,
          "micro-batches of a step on a rank (default: 1)");
   CLI::Option* const batch_tokens = text("--batch-tokens", given.batch_tokens, "N",
-                                         "tokens of a step of all ranks, which the search cuts");
-  text("--tokens", given.tokens, "N", "tokens of the whole training: prints its hours");
+                                         "tokens of a step of all ranks; 128K is 128,000");
+  text("--tokens", given.tokens, "N", "tokens of the whole training, as 1B: prints its hours");
   app.add_option("--price", given.price, "a host's price an hour: prints what --tokens cost")
       ->option_text("PRICE")
       ->check(CLI::Range(1e-9, kPriceMax))
