@@ -167,6 +167,12 @@ TEST_F(Questions, HowDoesMyMachineDo) {
   EXPECT_THAT(std::string(shown["sources"]["gpu_teraflops"]), HasSubstr("llmq"));
 }
 
+TEST_F(Questions, IsTheSpeedBelievable) {
+  const std::string printed = Run("--published-runs").printed;
+  EXPECT_THAT(printed, HasSubstr("torchtitan, Llama 3 8 B, 8 H100, compiled"));
+  EXPECT_THAT(printed, HasSubstr("rate of: fms-fsdp, README, 13 B, 96 H100"));
+}
+
 TEST_F(Questions, WhoseKernelsAreSimulated) {
   const std::string question = "--model llama-3-8b";
   EXPECT_THAT(Run(question).printed, HasSubstr("of a GPU's peak (--efficiency), as llm-foundry"));
@@ -331,7 +337,7 @@ TEST_F(Questions, AnswersHaveAtMostAHundredColumns) {
         "--model llama-2-7b --batch-tokens 4M --tokens 1.5e12 --price 98.32 --all",
         "--model gpt2-xl --machine 1xrtx4090 --largest context",
         "--model gpt2-xl --compare 8xh100=24 8xa100-80=14 4xrtx4090=2 --tokens 1e12",
-        "--model llama-3-405b --ranks 1024"}) {
+        "--model llama-3-405b --ranks 1024", "--published-runs"}) {
     std::istringstream lines(Run(arguments).printed);
     for (std::string line; std::getline(lines, line);) {
       if (line.find("\": \"") != std::string::npos) continue;  // a source in JSON

@@ -19,6 +19,7 @@
 #include "ebb/runtime/planner/model_shape.h"
 #include "ebb/runtime/planner/named_machines.h"
 #include "ebb/runtime/planner/program/model_arguments.h"
+#include "ebb/runtime/planner/published_runs.h"
 #include "ebb/runtime/planner/small_states.h"
 
 namespace ebb::planner {
@@ -45,7 +46,7 @@ struct Given {
   std::optional<DType> dtype;
   std::optional<Quantity> largest;
   bool recompute = false, unfused = false, whole_logits = false, list = false, all = false,
-       json = false, show_machine = false, small_states = false;
+       json = false, show_machine = false, small_states = false, published_runs = false;
   Arguments::Files files;
 
   bool asks() const {
@@ -364,6 +365,8 @@ void AddOptions(CLI::App& app, Given& given) {
   text("--trace", given.files.trace, "FILE", "write a timeline of its steps for ui.perfetto.dev");
   text("--svg", given.files.svg, "FILE", "write a picture of the memory");
   app.add_flag("--list", given.list, "show the names of models and machines");
+  app.add_flag("--published-runs", given.published_runs,
+               "predict runs that others published, and show the errors");
   app.add_flag("--show-machine", given.show_machine, "print the machine's figures as JSON");
   for (const char* other : {"--micro-batches", "--largest"})
     batch_tokens->excludes(app.get_option(other));
@@ -432,6 +435,7 @@ CommandLine ParseCommandLine(int argc, char** argv) {
                         : absl::StrCat(error.what(), "\n")};
   }
   if (given.list) return {.text = ListText()};
+  if (given.published_runs) return {.text = PublishedRunsText()};
   const auto refused = [](const absl::Status& status) -> CommandLine {
     return {.text = std::string(status.message()), .exit_code = 2};
   };
