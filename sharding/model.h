@@ -59,6 +59,7 @@ enum class MatrixUpdate : uint8_t {
   kByRule,  // of runtime/engine/matrix_groups.h
   kYes,     // a matrix, or with three dimensions one matrix for each of the first
   kNo,
+  kNotByRule,  // the rule does not take it, whatever its name: an embedding or an output layer
 };
 
 struct ParameterSpec {

@@ -62,7 +62,7 @@ MatrixProducts::~MatrixProducts() {
 cublasStatus_t MatrixProducts::Describe(const Shape& shape, const Product& product,
                                         Described& described) const {
   const auto [left_height, left_width, left_stride, right_height, right_width, right_stride,
-              left_is_transposed, right_is_transposed, is_half] = shape;
+              out_stride, left_is_transposed, right_is_transposed, is_half] = shape;
   const cudaDataType_t type = is_half != 0 ? CUDA_R_16BF : CUDA_R_32F;
   cublasStatus_t status = library_.DescCreate(&described.product, CUBLAS_COMPUTE_32F, CUDA_R_32F);
   const auto transpose = [&](cublasLtMatmulDescAttributes_t side, int64_t is_transposed) {
@@ -80,8 +80,7 @@ cublasStatus_t MatrixProducts::Describe(const Shape& shape, const Product& produ
   };
   lay_out(described.left, left_height, left_width, left_stride);
   lay_out(described.right, right_height, right_width, right_stride);
-  lay_out(described.out, product.columns, product.rows,
-          std::max(product.columns, product.out.row_stride));
+  lay_out(described.out, product.columns, product.rows, out_stride);
   return status;
 }
 
@@ -94,6 +93,7 @@ cudaError_t MatrixProducts::Multiply(cudaStream_t stream, const Product& product
                        a.height(),
                        a.width(),
                        a.stride(),
+                       std::max(product.columns, product.out.row_stride),
                        b.is_transposed() ? 1 : 0,
                        a.is_transposed() ? 1 : 0,
                        product.dtype == DType::kBFloat16 ? 1 : 0};

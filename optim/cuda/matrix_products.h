@@ -43,8 +43,9 @@ class MatrixProducts {
   };
   explicit MatrixProducts(const OpenedLibrary& opened) : library_(opened) {}
 
-  // A product's shape: rows and columns of the three matrices, which are transposed, the type.
-  using Shape = std::array<int64_t, 9>;
+  // A product's shape: rows, columns and strides of the three matrices, which are transposed, and
+  // the type.
+  using Shape = std::array<int64_t, 10>;
   // The library's descriptions of it, which are made once.
   struct Described {
     cublasLtMatmulDesc_t product = nullptr;

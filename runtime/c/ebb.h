@@ -55,7 +55,8 @@ enum {
 enum { EBB_FP32 = 0, EBB_BF16 = 1, EBB_FP16 = 2, EBB_INT8 = 3 }; /* dtypes; int8: bytes */
 enum { EBB_FORWARD = 0, EBB_BACKWARD = 1, EBB_RECOMPUTE = 2 };   /* kinds of scopes */
 enum { EBB_DEVICE = 0, EBB_CPU = 1, EBB_NVME = 2 };              /* tiers */
-enum { EBB_READ = 0, EBB_WRITE = 1 };                            /* directions */
+enum { EBB_MUON_BY_RULE = 0, EBB_MUON_YES = 1, EBB_MUON_NO = 2, EBB_MUON_NOT_BY_RULE = 3 };
+enum { EBB_READ = 0, EBB_WRITE = 1 }; /* directions */
 enum { EBB_LOG_INFO = 0, EBB_LOG_WARNING = 1 };
 enum { /* classes of state */
        EBB_PARAMETER = 0,
@@ -136,6 +137,9 @@ typedef struct {
   /* The dtype in scopes; has_dtype 0: the configuration's dtype. EBB_INT8: bytes of a frozen
    * parameter, which are never cast; as fp32 they are the numbers 0 to 255. */
   int32_t has_dtype, dtype;
+  /* One of the EBB_MUON_..., for configurations with Muon. The group's "use_muon" holds over the
+   * rule, and over EBB_MUON_NOT_BY_RULE: for an embedding or an output layer. */
+  int32_t matrix_update;
 } ebb_parameter;
 typedef struct {
   uint32_t struct_size;

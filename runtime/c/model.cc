@@ -224,6 +224,12 @@ int32_t ebb_model_add_parameter(ebb_model* model, int32_t unit, const ebb_parame
     std::vector<int64_t> shape;
     if (parameter.dimensions > 0)
       shape.assign(parameter.shape, parameter.shape + parameter.dimensions);
+    if (parameter.matrix_update < EBB_MUON_BY_RULE ||
+        parameter.matrix_update > EBB_MUON_NOT_BY_RULE) {
+      return absl::InvalidArgumentError(absl::StrCat(parameter.name, " has the matrix_update ",
+                                                     parameter.matrix_update,
+                                                     ", which is none of the EBB_MUON_..."));
+    }
     auto values = ebb::c::ValuesOf(*model, parameter, shape);
     if (!values.ok()) {
       return absl::Status(values.status().code(),
@@ -234,7 +240,8 @@ int32_t ebb_model_add_parameter(ebb_model* model, int32_t unit, const ebb_parame
         .shape = std::move(shape),
         .init = *values == nullptr ? nullptr : ebb::c::WithoutNan(*std::move(values)),
         .trainable = parameter.trainable != 0,
-        .group = ebb::c::TextOr(parameter.group, "")};
+        .group = ebb::c::TextOr(parameter.group, ""),
+        .matrix_update = static_cast<ebb::MatrixUpdate>(parameter.matrix_update)};
     if (parameter.has_dtype != 0) spec.compute = static_cast<ebb::DType>(parameter.dtype);
     return static_cast<int32_t>(model->spec.Add(ebb::UnitId{unit}, std::move(spec)));
   });

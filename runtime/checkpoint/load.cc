@@ -17,6 +17,7 @@
 #include "ebb/runtime/checkpoint/stored_values.h"
 #include "ebb/runtime/checkpoint/tensor_source.h"
 #include "ebb/runtime/checkpoint/whole_checkpoint.h"
+#include "ebb/runtime/engine/matrix_groups.h"
 #include "ebb/runtime/engine/updates/update_table.h"
 #include "ebb/runtime/trace/log.h"
 #include "ebb/sharding/interval.h"
@@ -155,10 +156,11 @@ ReadErrors Fill(Engine& engine, StoredValues& stored, const LoadOptions& options
   return errors;
 }
 
-// A state of the run that saved is kept in fewer bits here.
-bool RoundsStates(const Engine& engine, const Manifest& manifest) {
+// A sentence about states that the run that saved has kept in other bits; "": it kept none so.
+std::string WhatStatesBecome(const Engine& engine, const Manifest& manifest) {
   const absl::StatusOr<Config> saver = Config::FromJson(manifest.config);
-  if (saver.ok() && saver->optimizer.states == engine.config().optimizer.states) return false;
+  if (saver.ok() && saver->optimizer.states == engine.config().optimizer.states) return "";
+  std::string becomes;
   for (const Manifest::Parameter& parameter : manifest.parameters) {
     const auto found =
         std::find_if(engine.model().parameters.begin(), engine.model().parameters.end(),
@@ -170,12 +172,15 @@ bool RoundsStates(const Engine& engine, const Manifest& manifest) {
       if (!Keeps(engine, id, array)) continue;
       const Encoding own = StoredEncoding(engine, id, array);
       const auto saved = manifest.state_encodings.find(state);
-      if (own != DType::kFloat32 &&
-          (saved == manifest.state_encodings.end() || saved->second != Name(own)))
-        return true;
+      const bool is_fp32 = saved == manifest.state_encodings.end();
+      if (own != DType::kFloat32 && (is_fp32 || saved->second != Name(own)))
+        return "optimizer states are rounded to this run's \"optimizer.params.states\", which is "
+               "not the saved run's";
+      if (own == DType::kFloat32 && !is_fp32)
+        becomes = "optimizer states were saved in 8 bits; this run keeps those values in fp32";
     }
   }
-  return false;
+  return becomes;
 }
 
 using Json = nlohmann::json;
@@ -200,7 +205,10 @@ void AddValues(const Json& json, const std::string& path, std::map<std::string, 
     AddValues(value, path.empty() ? key : absl::StrCat(path, ".", key), values);
 }
 
-std::map<std::string, Json> ValuesOf(const Config& config) {
+std::map<std::string, Json> ValuesOf(Config config) {
+  // These groups follow from others, whose keys the user knows.
+  std::erase_if(config.ebb.parameter_groups,
+                [](const auto& group) { return IsBesideMuon(group.first); });
   std::map<std::string, Json> values;
   AddValues(Json::parse(config.ToJson()), "", values);
   return values;
@@ -225,7 +233,7 @@ std::vector<std::string> ConfigDifferences(const Config& a, const Config& b) {
   return keys;
 }
 
-// The loaded values are exact, or rounded as RoundsStates says. Another configuration may train, sum
+// The loaded values are exact, or rounded as WhatStatesBecome says. Another configuration may train, sum
 // or round in another way.
 // `group`: Manifest::reduction_group.
 void WarnOfOtherBits(const Engine& engine, const LoadedCheckpoint& loaded, int64_t group) {
@@ -277,10 +285,9 @@ absl::StatusOr<LoadedCheckpoint> LoadFound(Engine& engine, FoundCheckpoint found
     EBB_RETURN_IF_ERROR(engine.SetTrainingState(manifest.state));
     engine.SetRun(RunOfLoaded(manifest, loaded.path, found.last_save));
   }
-  if (options.states && world.rank() == 0 && RoundsStates(engine, manifest)) {
-    LogInfo(absl::StrCat("'", loaded.path,
-                         "': optimizer states are rounded to this run's "
-                         "\"optimizer.params.states\", which is not the saved run's"));
+  if (options.states && world.rank() == 0) {
+    const std::string becomes = WhatStatesBecome(engine, manifest);
+    if (!becomes.empty()) LogInfo(absl::StrCat("'", loaded.path, "': ", becomes));
   }
   loaded.trainer = std::move(manifest.trainer);
   if (options.states && world.rank() == 0)

@@ -187,9 +187,9 @@ struct ParameterGroupConfig {
   double lr_factor = 1;
   std::optional<double> weight_decay = {};
   // Muon: whether matrices of this group are its; unset: by the rule of matrix_groups.h. A parameter
-  // of the group is so many matrices of equal rows, one behind the other: q, k and v, or heads.
+  // of the group is matrices one behind the other, with rows in this ratio: q, k and v, or heads.
   std::optional<bool> use_muon = {};
-  int64_t muon_matrices = 1;
+  std::vector<int64_t> muon_matrices = {1};
   // Replaces the top-level one, with its own learning rate.
   std::optional<OptimizerConfig> optimizer = {};
 

@@ -54,6 +54,7 @@ constexpr Kind KindOf() {
   if (std::is_integral_v<T>) return Kind::kInteger;
   if (std::is_same_v<T, double>) return Kind::kNumber;
   if (std::is_same_v<T, std::string>) return Kind::kText;
+  if (std::is_same_v<T, std::vector<int64_t>>) return Kind::kRatio;
   return std::is_same_v<T, DType> ? Kind::kDType : Kind::kPaths;
 }
 
@@ -63,6 +64,11 @@ T FromJson(const Json& value) {
     return static_cast<T>(*ToBytes(value));
   } else if constexpr (KindOf<T>() == Kind::kDType) {
     return *ToDType(value.get<std::string>());
+  } else if constexpr (KindOf<T>() == Kind::kRatio) {
+    if (!value.is_array()) return T(static_cast<size_t>(*ToBytes(value)), 1);
+    T ratio;
+    for (const Json& part : value) ratio.push_back(*ToBytes(part));
+    return ratio;
   } else if constexpr (KindOf<T>() == Kind::kPaths) {
     return value.is_string() ? T{value.get<std::string>()} : value.get<T>();
   } else {
@@ -75,6 +81,8 @@ Json ToJson(const std::optional<T>& value) {
   if (!value.has_value()) return Json();
   if constexpr (KindOf<T>() == Kind::kDType) {
     return std::string(Name(*value));
+  } else if constexpr (KindOf<T>() == Kind::kRatio) {
+    return *value == T(value->size(), 1) ? Json(value->size()) : Json(*value);
   } else if constexpr (KindOf<T>() == Kind::kPaths) {
     // A single path becomes a text, unless the reader would take that differently.
     return value->size() == 1 && value->front() != "auto" ? Json(value->front()) : Json(*value);

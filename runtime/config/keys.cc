@@ -46,6 +46,8 @@ std::string AllowedKind(const Key& key) {
       return "true or false";
     case Kind::kInteger:
       return "an integer" + Range(key);
+    case Kind::kRatio:
+      return "an integer" + Range(key) + ", or several in brackets";
     case Kind::kNumber:
       return "a number" + Range(key);
     case Kind::kNumberPair:

@@ -21,6 +21,7 @@ enum class Kind : uint8_t {
   kOpenBlock,  // an object in which DeepSpeed ignores them
   kFlag,       // true or false
   kInteger,    // 5e8 is one
+  kRatio,      // 1:1:2 as [1, 1, 2]; 3 is [1, 1, 1]
   kNumber,
   kNumberPair,  // [0.9, 0.999]
   kNumberTriple,
@@ -47,7 +48,7 @@ struct Key {
   // The key's meaning in one line. kRefused: the reason, as the end of the error.
   std::string_view meaning;
 
-  // kInteger, kNumber, kNumberPair, kNumberTriple: the range; an open end excludes its bound.
+  // kInteger, kRatio, kNumber, kNumberPair, kNumberTriple: the range; an open end excludes its bound.
   double least = -std::numeric_limits<double>::infinity();
   double most = std::numeric_limits<double>::infinity();
   bool least_is_open = false, most_is_open = false;

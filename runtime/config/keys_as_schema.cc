@@ -53,6 +53,10 @@ Json OfKind(const Key& key) {
       return {{"type", "boolean"}};
     case Kind::kInteger:
       return Number(key, "integer");
+    case Kind::kRatio:
+      return {{"anyOf",
+               {Number(key, "integer"),
+                {{"type", "array"}, {"items", Number(key, "integer")}, {"minItems", 1}}}}};
     case Kind::kNumber:
       return Number(key, "number");
     case Kind::kNumberPair:

@@ -66,9 +66,9 @@ std::vector<Row> Groups() {
       {"parameter_groups.*.use_muon", &G::use_muon,
        "whether Muon updates the matrices of the group", IfAbsent("by their names")},
       {"parameter_groups.*.muon_matrices", &G::muon_matrices,
-       "into how many matrices of equal rows Muon divides a parameter of the group: q, k and v in "
-       "one, or heads",
-       From(1), IfAbsent("one")},
+       "into how many matrices Muon divides the rows of a parameter of the group, equally or in a "
+       "ratio: 3 for q, k and v in one, [4, 1, 1] where q has four times the heads",
+       From(1, 65536), IfAbsent("one")},
       OtherName("parameter_groups.*.optimizer", "optimizer"),
   };
 }

@@ -27,9 +27,11 @@ void CheckOptimizer(const OptimizerConfig& optimizer, const std::string& path, P
                           Shown(optimizer.max_coefficient)});
   }
   if (TakesNorms(type) && optimizer.states != OptimizerStates::kFloat32) {
-    problems.AddConflict(path + ".params.states",
-                         {" is not fp32, but LAMB and LARS take norms of updates, for which their "
-                          "states are kept in fp32; choose another optimizer, or fp32"});
+    problems.AddConflict(
+        path + ".params.states",
+        {" is not fp32 (\"bf16.bf16_optimizer_states\" makes it bf16), but LAMB and "
+         "LARS take norms of updates, for which their states are kept in fp32; "
+         "choose another optimizer, or fp32"});
   }
   // For elements that never had a gradient the update would be 0 / 0, and so would the norm of
   // their parameter.
@@ -150,7 +152,8 @@ void CheckGroup(const Config& config, const std::string& name, const ParameterGr
                           "(parameters without a group use \"optimizer\")"});
   }
   const OptimizerConfig& optimizer = group.optimizer ? *group.optimizer : config.optimizer;
-  if (optimizer.type != OptimizerType::kMuon && (group.use_muon || group.muon_matrices > 1)) {
+  if (optimizer.type != OptimizerType::kMuon &&
+      (group.use_muon || group.muon_matrices.size() > 1)) {
     problems.AddConflict(Join({path, group.use_muon ? ".use_muon" : ".muon_matrices"}),
                          {" is given, but the optimizer of the group is not Muon; choose that, or "
                           "leave it out"});

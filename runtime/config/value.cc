@@ -60,6 +60,10 @@ bool IsHarmlessBlock(const Key& key, const Json& block) {
          (block.empty() || (HasFlag(block, false) && !HasFlag(block, true)));
 }
 
+bool IsIntegerInRange(const Key& key, const Json& value) {
+  return ToInteger(value).has_value() && IsInRange(key, value.get<double>());
+}
+
 bool IsAllowed(const Key& key, const Json& value) {
   if (const std::string* text = value.get_ptr<const std::string*>()) {
     switch (key.kind) {
@@ -88,7 +92,12 @@ bool IsAllowed(const Key& key, const Json& value) {
       return value.is_boolean();
     case Kind::kInteger:
     case Kind::kBytes:
-      return ToInteger(value).has_value() && IsInRange(key, value.get<double>());
+      return IsIntegerInRange(key, value);
+    case Kind::kRatio:
+      return IsIntegerInRange(key, value) ||
+             (value.is_array() && !value.empty() &&
+              std::all_of(value.begin(), value.end(),
+                          [&](const Json& each) { return IsIntegerInRange(key, each); }));
     case Kind::kNumber:
       return IsNumberInRange(key, value);
     case Kind::kNumberPair:

@@ -41,7 +41,8 @@ bool IsMuons(const Config& config, const ParameterSpec& parameter) {
   if (parameter.matrix_update == MatrixUpdate::kYes) return true;
   const ParameterGroupConfig* const group = GroupOf(config, parameter.group);
   if (group != nullptr && group->use_muon) return *group->use_muon;
-  return parameter.shape.size() == 2 && IsOfHiddenLayer(parameter.name);
+  return parameter.matrix_update == MatrixUpdate::kByRule && parameter.shape.size() == 2 &&
+         IsOfHiddenLayer(parameter.name);
 }
 
 // The rows of its matrices, which are checked.
@@ -57,19 +58,36 @@ absl::Status TakeRows(const Config& config, ParameterSpec& parameter) {
   }
   const int64_t rows = parameter.shape[dimensions - 2];
   const ParameterGroupConfig* const group = GroupOf(config, parameter.group);
-  const int64_t parts = group == nullptr ? 1 : group->muon_matrices;
-  if (parameter.matrix_rows.empty() && parts > 1) {
-    if (rows % parts != 0) {
-      return refuse("has ", rows, " rows, which are not ", parts,
-                    " matrices (\"muon_matrices\" of its group)");
+  if (group != nullptr && parameter.matrix_rows.empty() && group->muon_matrices.size() > 1) {
+    const std::vector<int64_t>& ratio = group->muon_matrices;
+    const int64_t sum = std::accumulate(ratio.begin(), ratio.end(), int64_t{0});
+    if (rows % sum != 0) {
+      return refuse("has ", rows, " rows, which \"muon_matrices\" of its group cannot divide into ",
+                    ratio.size(), " matrices: ", rows, " is not a multiple of ", sum);
     }
-    parameter.matrix_rows.assign(static_cast<size_t>(parts), rows / parts);
+    for (const int64_t part : ratio) parameter.matrix_rows.push_back(rows / sum * part);
   }
   const std::vector<int64_t>& of = parameter.matrix_rows;
   const bool positive = std::all_of(of.begin(), of.end(), [](int64_t n) { return n > 0; });
   if (!of.empty() && (!positive || std::accumulate(of.begin(), of.end(), int64_t{0}) != rows)) {
     return refuse("has ", rows, " rows, and ParameterSpec::matrix_rows are ",
                   absl::StrJoin(of, ", "));
+  }
+  return absl::OkStatus();
+}
+
+// A group whose matrices are to be divided has some. (A group without parameters is Setup's error.)
+absl::Status CheckDivided(const ModelSpec& model, const Config& config) {
+  for (const auto& [name, group] : config.ebb.parameter_groups) {
+    const auto has = [&](const std::string& of_name) {
+      return std::any_of(model.parameters.begin(), model.parameters.end(),
+                         [&](const ParameterSpec& one) { return one.group == of_name; });
+    };
+    if (group.muon_matrices.size() == 1 || has(name) || !has(GroupBeside(name))) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("\"ebb.parameter_groups.", name,
+                     ".muon_matrices\" is given, but Muon updates "
+                     "no parameter of the group; add \"use_muon\": true, or leave it out"));
   }
   return absl::OkStatus();
 }
@@ -97,28 +115,61 @@ void AddBeside(const std::string& group, Config& config) {
   beside.optimizer = adam;
   beside.weight_decay.reset();
   beside.use_muon.reset();
-  beside.muon_matrices = 1;
+  beside.muon_matrices = {1};
   config.ebb.parameter_groups[GroupBeside(group)] = std::move(beside);
 }
 
-// Counts what Muon updates, and names matrices that it does not.
+// Whether models with such a name keep several matrices in it: q, k and v, or gate and up.
+bool IsFused(std::string_view name) {
+  constexpr std::string_view kFused[] = {"qkv", "query_key_value", "in_proj", "gate_up"};
+  const std::string lower = absl::AsciiStrToLower(absl::string_view(name.data(), name.size()));
+  return std::any_of(std::begin(kFused), std::end(kFused),
+                     [&](std::string_view word) { return lower.find(word) != lower.npos; });
+}
+
+// "layers.0.up": models name in this way what they have many of, so hidden layers.
+bool IsOfNumberedLayer(const std::string& name) {
+  const std::vector<std::string> parts = absl::StrSplit(name, '.');
+  return std::any_of(parts.begin(), parts.end(), [](const std::string& part) {
+    return !part.empty() && std::all_of(part.begin(), part.end(), absl::ascii_isdigit);
+  });
+}
+
+// The first of them, and how many more there are.
+std::string Named(const std::vector<std::string>& names, size_t most) {
+  const size_t named = std::min(names.size(), most);
+  std::string text =
+      absl::StrJoin(names.begin(), names.begin() + static_cast<int64_t>(named), ", ");
+  if (names.size() > named) absl::StrAppend(&text, " and ", names.size() - named, " more matrices");
+  return text;
+}
+
+// Counts what Muon updates, and names matrices that it does not, or that may be several.
 class Summary {
  public:
   void Add(const ParameterSpec& parameter, bool is_muons) {
     (is_muons ? muons_ : others_).Add(parameter);
     if (!is_muons && parameter.shape.size() >= 2) left_.push_back(parameter.name);
+    if (is_muons && parameter.matrix_rows.empty() && IsFused(parameter.name))
+      fused_.push_back(parameter.name);
+    if (is_muons && !IsOfNumberedLayer(parameter.name)) outside_.push_back(parameter.name);
   }
   std::string Text() const {
-    constexpr size_t kNamed = 4;
-    std::string text = absl::StrCat("Muon updates ", muons_.Text(), ", and AdamW ", others_.Text());
-    if (left_.empty()) return text;
-    const size_t named = std::min(left_.size(), kNamed);
-    absl::StrAppend(
-        &text, ", among them ",
-        absl::StrJoin(left_.begin(), left_.begin() + static_cast<int64_t>(named), ", "));
-    if (left_.size() > named)
-      absl::StrAppend(&text, " and ", left_.size() - named, " more matrices");
-    return absl::StrCat(text, "; \"use_muon\" of a parameter group decides otherwise");
+    std::string text = absl::StrCat("Muon updates ", muons_.Text());
+    if (!outside_.empty())
+      absl::StrAppend(&text, ", among them ", Named(outside_, 4), " of no numbered layer");
+    absl::StrAppend(&text, ", and AdamW ", others_.Text());
+    if (!left_.empty()) {
+      absl::StrAppend(&text, ", among them ", Named(left_, 4),
+                      "; \"use_muon\" of a parameter group decides otherwise");
+    }
+    if (!fused_.empty()) {
+      const bool one = fused_.size() == 1;
+      absl::StrAppend(&text, "; ", Named(fused_, 1), one ? " is" : " are", " taken for one matrix",
+                      one ? "" : " each", ": \"muon_matrices\" of a parameter group divides ",
+                      one ? "it" : "them");
+    }
+    return text;
   }
 
  private:
@@ -134,7 +185,7 @@ class Summary {
     }
   };
   Count muons_, others_;
-  std::vector<std::string> left_;
+  std::vector<std::string> left_, fused_, outside_;
 };
 
 }  // namespace
@@ -144,15 +195,21 @@ std::string GroupBeside(std::string_view group) {
                       group.empty() ? kBeside.substr(1).data() : kBeside.data());
 }
 
+bool IsBesideMuon(std::string_view group) {
+  return BaseOf(std::string(group)).has_value();
+}
+
 bool IsOfHiddenLayer(std::string_view name) {
   const std::string lower = absl::AsciiStrToLower(absl::string_view(name.data(), name.size()));
   std::vector<std::string> parts = absl::StrSplit(lower, '.');
   for (const std::string& part : parts)
-    if (part.find("embed") != part.npos) return false;
+    if (part.find("embed") != part.npos || part == "emb" || part.starts_with("emb_") ||
+        part.ends_with("_emb"))
+      return false;
   if (parts.back() == "weight" && parts.size() > 1) parts.pop_back();
-  constexpr std::string_view kOutside[] = {"wte",       "wpe",  "shared", "relative_attention_bias",
-                                           "lm_head",   "head", "output", "score",
-                                           "classifier"};
+  constexpr std::string_view kOutside[] = {
+      "wte", "wpe", "shared", "relative_attention_bias", "output", "score", "classifier"};
+  if (parts.back() == "head" || parts.back().ends_with("_head")) return false;
   return std::find(std::begin(kOutside), std::end(kOutside), parts.back()) == std::end(kOutside);
 }
 
@@ -180,7 +237,7 @@ absl::StatusOr<ModelSpec> WithMatrixGroups(ModelSpec model, Config& config,
     }
     const bool of_muon = is_muon(OptimizerOfGroup(config, parameter.group)),
                is_muons = of_muon && IsMuons(config, parameter);
-    is_new = is_new || (of_muon && (!is_muons || parameter.matrix_update == MatrixUpdate::kByRule));
+    is_new = is_new || (of_muon && (!is_muons || parameter.matrix_update != MatrixUpdate::kYes));
     if (is_muons) {
       EBB_RETURN_IF_ERROR(TakeRows(config, parameter));
     } else if (of_muon) {
@@ -190,6 +247,7 @@ absl::StatusOr<ModelSpec> WithMatrixGroups(ModelSpec model, Config& config,
     parameter.matrix_update = is_muons ? MatrixUpdate::kYes : MatrixUpdate::kNo;
     summary.Add(parameter, is_muons);
   }
+  EBB_RETURN_IF_ERROR(CheckDivided(model, config));
   if (is_new) config.remarks.push_back(summary.Text());
   return model;
 }

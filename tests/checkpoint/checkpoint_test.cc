@@ -27,6 +27,7 @@ namespace ebb::testing::checkpoint_test {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::AnyOf;
 using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -209,6 +210,27 @@ TEST_F(CheckpointTest, WarnsOfKeysThatChangeTheBitsOfTheSavedRun) {
   other.warms_up = true;
   EXPECT_THAT(warned(other), AllOf(HasSubstr("had another scheduler.params.warmup_max_lr, "),
                                    HasSubstr(", scheduler.type:")));
+}
+
+TEST_F(CheckpointTest, TheLogSaysWhatBecomesOfStatesOfOtherBits) {
+  const auto said = [&](OptimizerStates saved, OptimizerStates loaded) {
+    Way way = {.world = 2, .stage = 1, .states = saved};
+    const std::string folder =
+        folder_ + absl::StrCat("/", static_cast<int>(saved), static_cast<int>(loaded));
+    TrainAndSave(way, 1, folder);
+    std::string lines;
+    SendLogTo([&](LogLevel, std::string_view line) { lines += line; });
+    way.states = loaded;
+    OnWay(way,
+          [&](Engine& engine, ToyModel&, int) { return LoadCheckpoint(engine, folder).status(); });
+    SendLogTo({});
+    return lines;
+  };
+  using enum OptimizerStates;
+  EXPECT_THAT(said(kFloat32, k8Bit), HasSubstr("optimizer states are rounded to this run's"));
+  EXPECT_THAT(said(k8Bit, kFloat32), HasSubstr("optimizer states were saved in 8 bits"));
+  EXPECT_THAT(said(k8Bit, k8Bit),
+              Not(AnyOf(HasSubstr("states are rounded"), HasSubstr("states were saved"))));
 }
 
 // One part is two steps behind. Neither part's load can know it, so the log says both.

@@ -118,6 +118,10 @@ TEST_F(FromFile, ExplainTakesAFileToo) {
   EXPECT_THAT(*text, ContainsRegex("job +\"x\" +unknown: ignored"));
   EXPECT_THAT(*text, ContainsRegex("_ +1 +a comment"));
   EXPECT_THAT(*text, HasSubstr("Warnings:\n  \"job\" is not a key"));
+  const auto own = Config::ExplainFile(Write(
+      R"({"train_batch_size": 1, "optimizer": {"type": "Muon", "params": {"momentum": 0.9}}})"));
+  ASSERT_TRUE(own.ok()) << own.status();
+  EXPECT_THAT(*own, ContainsRegex("optimizer.params.momentum +0.9 +0.95 +literally"));
   const auto wrong = Config::ExplainFile(Write(R"({"fp16": 1})"));
   EXPECT_THAT(std::string(wrong.status().message()),
               HasSubstr(": line 1, column 2: \"fp16\" is 1"));

@@ -71,6 +71,11 @@ Json RandomValue(Dice& dice, const Key& key) {
     case Kind::kInteger:
     case Kind::kBytes:
       return RandomInteger(dice, key);
+    case Kind::kRatio: {
+      Json ratio = {RandomInteger(dice, key)};
+      while (dice.Coin()) ratio.push_back(RandomInteger(dice, key));
+      return dice.Coin() ? ratio : ratio.front();
+    }
     case Kind::kNumber:
       return RandomNumber(dice, key);
     case Kind::kNumberPair:
@@ -136,7 +141,7 @@ void FitMuon(const Config& config, ParameterGroupConfig& group) {
   const OptimizerConfig& optimizer = group.optimizer ? *group.optimizer : config.optimizer;
   if (optimizer.type != OptimizerType::kMuon) {
     group.use_muon.reset();
-    group.muon_matrices = 1;
+    group.muon_matrices = {1};
   } else if (group.optimizer) {
     group.optimizer->newton_schulz_dtype = config.optimizer.newton_schulz_dtype;
   }

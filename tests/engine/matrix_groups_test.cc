@@ -46,7 +46,7 @@ Config Muon() {
                       .weight_decay = 0.1,
                       .momentum = 0.95,
                       .adam_learning_rate = 0.005};
-  config.ebb.parameter_groups["qkv"].muon_matrices = 3;
+  config.ebb.parameter_groups["qkv"].muon_matrices = {1, 1, 1};
   config.ebb.parameter_groups["norms"].weight_decay = 0.0;
   config.ebb.parameter_groups["norms"].lr_factor = 2;
   config.ebb.parameter_groups["experts"].use_muon = true;
@@ -81,11 +81,12 @@ TEST(MatrixGroupsTest, NamesOfEmbeddingsAndOutputsAreNoHiddenLayers) {
   for (const char* const name :
        {"transformer.wte.weight", "wpe", "lm_head.weight", "model.Embed_tokens.weight",
         "head.weight", "score.weight", "patch_embedding.projection", "shared.weight",
-        "decoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"})
+        "decoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight", "tok_emb.weight",
+        "blocks.emb.weight", "out_head.weight"})
     EXPECT_FALSE(IsOfHiddenLayer(name)) << name;
-  for (const char* const name :
-       {"h.0.attn.c_attn.weight", "heads.weight", "overhead", "outputs",
-        "encoder.layer.0.attention.output.dense.weight", "encoder.layer.0.output.dense.weight"})
+  for (const char* const name : {"h.0.attn.c_attn.weight", "heads.weight", "overhead", "outputs",
+                                 "encoder.layer.0.attention.output.dense.weight",
+                                 "encoder.layer.0.output.dense.weight", "ensemble.weight"})
     EXPECT_TRUE(IsOfHiddenLayer(name)) << name;
 }
 
@@ -121,6 +122,43 @@ TEST(MatrixGroupsTest, ATrainersOwnOptimizerUpdatesAll) {
     EXPECT_EQ(parameter.matrix_update, MatrixUpdate::kNo);
 }
 
+TEST(MatrixGroupsTest, ARatioDividesTheRows) {
+  Config config = Muon();
+  config.ebb.parameter_groups["qkv"].muon_matrices = {4, 1, 1};
+  ASSERT_OK_AND_ASSIGN(const ModelSpec model, WithMatrixGroups(Transformer(), config));
+  EXPECT_THAT(model.parameters[1].matrix_rows, ::testing::ElementsAre(16, 4, 4));
+}
+
+TEST(MatrixGroupsTest, ARemarkNamesMatricesThatSeemToBeSeveral) {
+  Config config = Muon();
+  config.ebb.parameter_groups["qkv"].muon_matrices = {1};
+  ASSERT_OK(WithMatrixGroups(Transformer(), config).status());
+  ASSERT_EQ(config.remarks.size(), 1u);
+  EXPECT_THAT(config.remarks.front(),
+              HasSubstr("; model.layers.0.qkv.weight is taken for one matrix: \"muon_matrices\" of "
+                        "a parameter group divides it"));
+}
+
+TEST(MatrixGroupsTest, ARemarkNamesMatricesOfNoNumberedLayer) {
+  Config config = Muon();
+  ModelSpec model = Transformer();
+  model.Add(UnitId{2}, Parameter("out.weight", {100, 8}));
+  ASSERT_OK(WithMatrixGroups(std::move(model), config).status());
+  EXPECT_THAT(config.remarks.front(),
+              HasSubstr("Muon updates 4 parameters of 1312 elements, among them out.weight of no "
+                        "numbered layer, and AdamW 3"));
+}
+
+TEST(MatrixGroupsTest, ATableIsNotTakenByTheRuleButByItsGroup) {
+  ModelSpec model = Transformer();
+  model.parameters[1].matrix_update = model.parameters[2].matrix_update = MatrixUpdate::kNotByRule;
+  Config config = Muon();
+  config.ebb.parameter_groups["qkv"].use_muon = true;
+  ASSERT_OK_AND_ASSIGN(const ModelSpec taken, WithMatrixGroups(model, config));
+  EXPECT_EQ(taken.parameters[1].matrix_update, MatrixUpdate::kYes);
+  EXPECT_EQ(taken.parameters[2].matrix_update, MatrixUpdate::kNo);
+}
+
 TEST(MatrixGroupsTest, WhatIsNoMatrixIsRefusedByName) {
   const auto refusal = [](const Config& given, const ModelSpec& model) {
     Config config = given;
@@ -133,8 +171,15 @@ TEST(MatrixGroupsTest, WhatIsNoMatrixIsRefusedByName) {
       HasSubstr("parameter 'model.layers.0.norm.weight' is to be updated by Muon, but has 1 "
                 "dimension"));
   config = Muon();
-  config.ebb.parameter_groups["qkv"].muon_matrices = 5;
-  EXPECT_THAT(refusal(config, Transformer()), HasSubstr("has 24 rows, which are not 5 matrices"));
+  config.ebb.parameter_groups["qkv"].muon_matrices = {2, 2, 1};
+  EXPECT_THAT(refusal(config, Transformer()),
+              HasSubstr("has 24 rows, which \"muon_matrices\" of its group cannot divide into 3 "
+                        "matrices: 24 is not a multiple of 5"));
+  config = Muon();
+  config.ebb.parameter_groups["qkv"].use_muon = false;
+  EXPECT_THAT(refusal(config, Transformer()),
+              HasSubstr("\"ebb.parameter_groups.qkv.muon_matrices\" is given, but Muon updates no "
+                        "parameter of the group"));
   ModelSpec model = Transformer();
   model.parameters[2].matrix_rows = {5, 4};
   EXPECT_THAT(refusal(Muon(), model), HasSubstr("ParameterSpec::matrix_rows are 5, 4"));

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "ebb/runtime/engine/matrix_groups.h"
 #include "tests/engine/scripted.h"
 #include "tests/engine/toy_model.h"
 #include "tests/offload/scratch.h"
@@ -258,17 +259,27 @@ TEST(MixedDTypes, Fp16IsTrainedOnlyWhereThereIsALossScale) {
   EXPECT_EQ(RefusalOf(model), "");
 }
 
-// The log of two ranks that create an engine. Elements that train, those of small parameters and all,
-// are added to the counts.
-std::string LogOf(OptimizerStates states, int64_t& small, int64_t& all) {
-  const ModelSpec model = ToyModel({.width = 67}).spec();
-  for (const ParameterSpec& parameter : model.parameters) {
-    if (!parameter.trainable) continue;
-    all += Elements(parameter.shape);
-    if (Elements(parameter.shape) < 4096) small += Elements(parameter.shape);
-  }
+// The elements that AdamW trains, and those of Muon.
+struct Trained {
+  int64_t small = 0, all = 0, of_muon = 0;
+};
+
+// The log of two ranks that create an engine.
+std::string LogOf(const OptimizerConfig& optimizer, Trained& trained) {
   Config config = ConfigFor({.world = 2, .stage = 1});
-  config.optimizer.states = states;
+  config.optimizer = optimizer;
+  Config with_groups = config;
+  const ModelSpec model = ToyModel({.width = 67}).spec();
+  const auto grouped = WithMatrixGroups(model, with_groups);
+  EXPECT_OK(grouped.status());
+  trained = {};
+  for (const ParameterSpec& parameter : grouped->parameters) {
+    if (!parameter.trainable) continue;
+    const int64_t size = Elements(parameter.shape);
+    const bool of_muon = parameter.matrix_update == MatrixUpdate::kYes;
+    (of_muon ? trained.of_muon : trained.all) += size;
+    if (!of_muon && size < 4096) trained.small += size;
+  }
   ::testing::internal::CaptureStderr();
   OnThreads(2, [&](World world) {
     ASSERT_OK(Engine::Create(world, Device::Cpu(1), model, config).status());
@@ -277,16 +288,23 @@ std::string LogOf(OptimizerStates states, int64_t& small, int64_t& all) {
 }
 
 TEST(MixedDTypes, WhatKeepsFp32StatesBeside8BitOnesIsLoggedOnce) {
-  int64_t small = 0, all = 0;
-  const std::string log = LogOf(OptimizerStates::k8Bit, small, all);
-  ASSERT_LT(0, small);
-  const std::string line = absl::StrCat("with ", small, " of ", all,
-                                        " elements, are small and keep fp32 states "
-                                        "(optimizer.params.min_8bit_size 4096)");
-  EXPECT_THAT(log, HasSubstr(line));
-  EXPECT_EQ(log.find(line), log.rfind(line));
-  EXPECT_THAT(LogOf(OptimizerStates::kBFloat16, small, all),
+  Trained trained;
+  const std::string log = LogOf({.states = OptimizerStates::k8Bit}, trained);
+  ASSERT_LT(0, trained.small);
+  const auto line = [&] {
+    return absl::StrCat("with ", trained.small, " of ", trained.all,
+                        " elements, are small and keep fp32 states "
+                        "(optimizer.params.min_8bit_size 4096)");
+  };
+  EXPECT_THAT(log, HasSubstr(line() + "\n"));
+  EXPECT_EQ(log.find(line()), log.rfind(line()));
+  EXPECT_THAT(LogOf({.states = OptimizerStates::kBFloat16}, trained),
               ::testing::Not(HasSubstr("keep fp32 states")));
+  const std::string of_muon =
+      LogOf({.type = OptimizerType::kMuon, .states = OptimizerStates::k8Bit}, trained);
+  ASSERT_LT(0, trained.of_muon);
+  EXPECT_THAT(of_muon, HasSubstr(absl::StrCat(line(), "; Muon's momentum of ", trained.of_muon,
+                                              " elements has 32 bits\n")));
 }
 
 }  // namespace

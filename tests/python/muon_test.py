@@ -131,3 +131,55 @@ def test_another_world_goes_on(one, two, tmp_path):
         for ours, theirs in zip(loaded, saved):
             assert ours.keys() == theirs.keys()
             assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+class Tokens(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.places = nn.Embedding(30, 8), nn.Embedding(4, 8)
+        self.layers = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)])
+        self.other = nn.Linear(8, 8)
+
+    def forward(self, x):
+        x = self.words(x) + self.places.weight
+        for layer in self.layers:
+            x = x + torch.tanh(layer(x))
+        return self.other(x)
+
+
+def _matrices_of_muon(trained, **more):
+    """AdamW has two states, so the state of Muon tells whose a parameter is."""
+    engine = ebb.initialize(trained, settings(), **more)
+    of_muon = set()
+    for name, parameter in trained.named_parameters():
+        if parameter.dim() == 2:
+            try:
+                engine.gather(name, state="momentum_buffer")
+                of_muon.add(name)
+            except ebb.Error:
+                engine.gather(name, state="exp_avg_sq")
+    engine.close()
+    return of_muon
+
+
+@on_one
+def test_torchs_embeddings_are_no_hidden_layers():
+    assert _matrices_of_muon(Tokens()) == {"layers.0.weight", "layers.1.weight", "other.weight"}
+
+
+@on_one
+def test_the_attribute_use_muon_decides_as_in_deepspeed():
+    trained = Tokens()
+    trained.words.weight.use_muon = True
+    trained.other.weight.use_muon = False
+    assert _matrices_of_muon(trained) == {"words.weight", "layers.0.weight", "layers.1.weight"}
+
+
+@on_one
+def test_the_output_layer_of_transformers_is_no_hidden_layer():
+    transformers = pytest.importorskip("transformers")
+    small = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 32}
+    trained = transformers.BertForMaskedLM(transformers.BertConfig(**small, tie_word_embeddings=False))
+    of_muon = _matrices_of_muon(trained, example={"input_ids": torch.zeros(1, 4, dtype=torch.long)})
+    assert "bert.encoder.layer.0.output.dense.weight" in of_muon
+    assert "cls.predictions.decoder.weight" not in of_muon

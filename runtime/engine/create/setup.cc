@@ -231,20 +231,26 @@ std::string Setup::WhoKeepsFp32States() const {
   if (std::none_of(encodings.begin(), encodings.end(),
                    [](const Encoding& encoding) { return encoding.block > 0; }))
     return "";
-  int64_t parameters = 0, elements = 0, whole_parameters = 0, whole_elements = 0;
+  int64_t parameters = 0, elements = 0, whole_parameters = 0, whole_elements = 0, of_muon = 0;
   for (size_t p = 0; p < model.parameters.size(); ++p) {
     if (!model.parameters[p].trainable) continue;
     const int64_t size = Elements(model.parameters[p].shape);
+    if (model.parameters[p].matrix_update == MatrixUpdate::kYes) {
+      of_muon += size;
+      continue;
+    }
     ++parameters;
     elements += size;
     if (decisions().state_encoding(plan().layout.parameters[p].unit, 0).block > 0) continue;
     ++whole_parameters;
     whole_elements += size;
   }
-  return absl::StrCat("optimizer states have 8 bits; ", whole_parameters, " of ", parameters,
-                      " parameters, with ", whole_elements, " of ", elements,
-                      " elements, are small and keep fp32 states (optimizer.params.min_8bit_size ",
-                      with_.inputs.config.optimizer.min_8bit_size, ")");
+  return absl::StrCat(
+      "optimizer states have 8 bits; ", whole_parameters, " of ", parameters, " parameters, with ",
+      whole_elements, " of ", elements,
+      " elements, are small and keep fp32 states (optimizer.params.min_8bit_size ",
+      with_.inputs.config.optimizer.min_8bit_size, ")",
+      of_muon == 0 ? "" : absl::StrCat("; Muon's momentum of ", of_muon, " elements has 32 bits"));
 }
 
 // With the trainer's, the one that zeroes memory, the crossings of host streams, and one of NCCL's

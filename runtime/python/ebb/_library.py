@@ -59,7 +59,7 @@ class Parameter(Struct):
     _fields_ = [
         ("struct_size", c_uint32), ("trainable", c_int32), ("name", c_char_p), ("group", c_char_p), ("shape", POINTER(c_int64)),
         ("dimensions", c_int32), ("source_dtype", c_int32), ("source", c_void_p), ("file", c_char_p), ("tensor", c_char_p),
-        ("fill", FILL), ("user", c_void_p), ("has_dtype", c_int32), ("dtype", c_int32),
+        ("fill", FILL), ("user", c_void_p), ("has_dtype", c_int32), ("dtype", c_int32), ("matrix_update", c_int32),
     ]
 
 

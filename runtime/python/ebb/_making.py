@@ -19,7 +19,8 @@ from ._fixed import refuse
 from ._given_values import GivenValues
 from ._hidden import has_value, without_value
 from ._library import Error, library
-from ._model import Config, Groups, Model, config_text, dtype_function, group_function, resolved, tier_of_activations
+from ._model import Config, Groups, Model, Said, config_text, dtype_function, group_function, resolved, tier_of_activations
+from ._muon import matrix_update_function
 from ._order import units_and_order
 from ._reports import MemoryRow, memory_rows
 from ._tensors import current_stream
@@ -86,7 +87,7 @@ def initialize(
             raise Error(f"dtype={dtype!r}: it is \"config\" or None, and the configuration has the type", "INVALID_ARGUMENT")
         dtype_of = dtype_function(model, settings, of_config=dtype is not None)
         _say_dtypes(model, dtype_of)
-        described = Model(divided, order, group_of, dtype_of, files)
+        described = Model(divided, order, Said(group_of, dtype_of, matrix_update_function(model)), files)
         options = _library.EngineOptions(
             threads=threads, device=str(on).encode(), name=name.encode(), compute_stream=current_stream(on),
             initial_values_of_rank_0=values_of_rank_0,
@@ -138,7 +139,9 @@ def _acceptable(config: Config, ranks: int) -> str:
 def _described(model: nn.Module, config: Config, world: int, units: UnitsArgument, example: Any, resident: Iterable[str]) -> tuple[Model, str]:
     divided, order = units_and_order(model, units, example, resident, torch.device("cpu"))
     text = config_text(config)
-    return Model(divided, order, group_function(None), dtype_function(model, resolved(text, world)), has_values=False), text
+    dtype_of = dtype_function(model, resolved(text, world))
+    said = Said(group_function(None), dtype_of, matrix_update_function(model))
+    return Model(divided, order, said, has_values=False), text
 
 
 def predict_memory(

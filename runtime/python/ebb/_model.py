@@ -8,7 +8,7 @@ import math
 import re
 from ctypes import byref, c_int64
 from pathlib import Path
-from typing import Any, Callable, Iterable, Mapping, Union
+from typing import Any, Callable, Iterable, Mapping, NamedTuple, Union
 
 import torch
 from torch import nn
@@ -83,17 +83,25 @@ def group_function(groups: Groups | None) -> Callable[[str], str]:
     return lambda name: of_name.get(name) or next((group for group, pattern in patterns if pattern.search(name)), "")
 
 
+class Said(NamedTuple):
+    """What is said of each parameter beside its values."""
+
+    group: Callable[[str], str]  # by its name
+    dtype: Callable[[nn.Parameter], torch.dtype]
+    matrix_update: Callable[[nn.Parameter], int]
+
+
 class Model:
     """The handle of an ebb_model, and the memory or files that have its values until the engine is made."""
 
-    def __init__(self, units: list[Unit], order: Order, group_of, dtype_of, files: Files | GivenValues | None = None, has_values: bool = True):
+    def __init__(self, units: list[Unit], order: Order, said: Said, files: Files | GivenValues | None = None, has_values: bool = True):
         self.handle = library.ebb_model_create()
         self.kept: list[Any] = []
         self.failure: BaseException | None = None  # of reading values
         self.first_id: list[int] = []
         for unit in units:
             check_id(library.ebb_model_add_unit(self.handle, unit.name.encode(), unit.keep_whole))
-            ids = [self._add(unit, name, one, group_of, dtype_of, files, has_values) for name, one in zip(unit.names, unit.parameters)]
+            ids = [self._add(unit, name, one, said, files, has_values) for name, one in zip(unit.names, unit.parameters)]
             self.first_id.append(ids[0])
         visits, events = structs_of(order)
         for visit in visits:
@@ -103,11 +111,11 @@ class Model:
     def __del__(self) -> None:
         library.ebb_model_destroy(self.handle)
 
-    def _add(self, unit: Unit, name: str, parameter: nn.Parameter, group_of, dtype_of, files: Files | GivenValues | None, has_values: bool) -> int:
+    def _add(self, unit: Unit, name: str, parameter: nn.Parameter, said: Said, files: Files | GivenValues | None, has_values: bool) -> int:
         shape = (c_int64 * max(parameter.dim(), 1))(*parameter.shape)
         given = _library.Parameter(
-            trainable=parameter.requires_grad, name=name.encode(), group=group_of(name).encode(), shape=shape, dimensions=parameter.dim(),
-            has_dtype=1, dtype=NUMBER_OF_DTYPE[dtype_of(parameter)],
+            trainable=parameter.requires_grad, name=name.encode(), group=said.group(name).encode(), shape=shape, dimensions=parameter.dim(),
+            has_dtype=1, dtype=NUMBER_OF_DTYPE[said.dtype(parameter)], matrix_update=said.matrix_update(parameter),
         )
         if files is not None:
             tensor, is_converted = files.of(parameter)
