@@ -53,6 +53,7 @@ TEST_F(Questions, WhatIsTheFastestForABatchOfTokens) {
   EXPECT_THAT(printed,
               HasSubstr("a step of all ranks: 480 sequences of 4096 tokens, 1,966,080 tokens; "
                         "60 of a rank cut better than\n  the 61 of 2,000,000 tokens"));
+  EXPECT_EQ(Json(question + "1998848")["step_tokens"], 488 * 4096) << "61 for a rank";
   EXPECT_THAT(Run(question + "2M --batch 1").printed, HasSubstr("488 sequences of 4096 tokens"));
   EXPECT_THAT(printed, HasSubstr("micro-batches\n"));
   EXPECT_THAT(Run("--model llama-2-7b --machine 1xrtx4090").printed, HasSubstr("(--batch-tokens)"));

@@ -94,8 +94,8 @@ absl::StatusOr<double> TokensOf(const char* flag, const std::string& word) {
   return tokens * factor;
 }
 
-// The sequences of a step of all ranks that have about so many tokens. Compared machines have
-// different ranks: then the part of each of 8 cuts well.
+// The sequences of a step of all ranks that have about so many tokens; exactly so many, if each rank
+// then has whole ones. Compared machines have different ranks: then the part of each of 8 counts.
 absl::StatusOr<int64_t> SequencesOf(const Given& given, double tokens, int64_t context, int ranks) {
   constexpr int kComparedRanks = 8;
   const double exact = tokens / static_cast<double>(context), sequences = std::round(exact);
@@ -106,7 +106,9 @@ absl::StatusOr<int64_t> SequencesOf(const Given& given, double tokens, int64_t c
         "; give other tokens, a shorter --context or fewer --ranks"));
   if (given.batch > 0) return std::llround(exact / ranks) * ranks;
   const int parts = !given.compared.empty() && sequences >= kComparedRanks ? kComparedRanks : ranks;
-  return SequencesThatCutWell(exact / parts) * parts;
+  const double of_rank = exact / parts;
+  const int64_t whole = std::llround(of_rank);
+  return (static_cast<double>(whole) == of_rank ? whole : SequencesThatCutWell(of_rank)) * parts;
 }
 
 // "8xh100=24.5": a machine, with the price of a host for an hour.
