@@ -172,12 +172,14 @@ std::string WhatStatesBecome(const Engine& engine, const Manifest& manifest) {
       if (!Keeps(engine, id, array)) continue;
       const Encoding own = StoredEncoding(engine, id, array);
       const auto saved = manifest.state_encodings.find(state);
-      const bool is_fp32 = saved == manifest.state_encodings.end();
-      if (own != DType::kFloat32 && (is_fp32 || saved->second != Name(own)))
+      const bool has_codes = saved != manifest.state_encodings.end();
+      if (own != DType::kFloat32 && (!has_codes || saved->second != Name(own)))
         return "optimizer states are rounded to this run's \"optimizer.params.states\", which is "
                "not the saved run's";
-      if (own == DType::kFloat32 && !is_fp32)
-        becomes = "optimizer states were saved in 8 bits; this run keeps those values in fp32";
+      const bool is_bf16 = saver.ok() && saver->optimizer.states == OptimizerStates::kBFloat16;
+      if (own == DType::kFloat32 && (has_codes || is_bf16))
+        becomes = absl::StrCat("optimizer states were saved in ", has_codes ? "8 bits" : "bf16",
+                               "; this run keeps those values in fp32");
     }
   }
   return becomes;
@@ -233,9 +235,8 @@ std::vector<std::string> ConfigDifferences(const Config& a, const Config& b) {
   return keys;
 }
 
-// The loaded values are exact, or rounded as WhatStatesBecome says. Another configuration may train, sum
-// or round in another way.
-// `group`: Manifest::reduction_group.
+// The loaded values are exact, or rounded as WhatStatesBecome says. Another configuration may train,
+// sum or round in another way. `group`: Manifest::reduction_group.
 void WarnOfOtherBits(const Engine& engine, const LoadedCheckpoint& loaded, int64_t group) {
   const absl::StatusOr<Config> saved = Config::FromJson(loaded.config);
   if (!saved.ok() || loaded.config == "{}") return;  // another version's, or an import

@@ -82,7 +82,7 @@ Json ToJson(const std::optional<T>& value) {
   if constexpr (KindOf<T>() == Kind::kDType) {
     return std::string(Name(*value));
   } else if constexpr (KindOf<T>() == Kind::kRatio) {
-    return *value == T(value->size(), 1) ? Json(value->size()) : Json(*value);
+    return value->size() < 2 || *value == T(value->size(), 1) ? Json(value->size()) : Json(*value);
   } else if constexpr (KindOf<T>() == Kind::kPaths) {
     // A single path becomes a text, unless the reader would take that differently.
     return value->size() == 1 && value->front() != "auto" ? Json(value->front()) : Json(*value);

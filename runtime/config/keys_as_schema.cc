@@ -56,7 +56,7 @@ Json OfKind(const Key& key) {
     case Kind::kRatio:
       return {{"anyOf",
                {Number(key, "integer"),
-                {{"type", "array"}, {"items", Number(key, "integer")}, {"minItems", 1}}}}};
+                {{"type", "array"}, {"items", Number(key, "integer")}, {"minItems", 2}}}}};
     case Kind::kNumber:
       return Number(key, "number");
     case Kind::kNumberPair:

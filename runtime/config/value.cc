@@ -95,7 +95,7 @@ bool IsAllowed(const Key& key, const Json& value) {
       return IsIntegerInRange(key, value);
     case Kind::kRatio:
       return IsIntegerInRange(key, value) ||
-             (value.is_array() && !value.empty() &&
+             (value.is_array() && value.size() > 1 &&
               std::all_of(value.begin(), value.end(),
                           [&](const Json& each) { return IsIntegerInRange(key, each); }));
     case Kind::kNumber:

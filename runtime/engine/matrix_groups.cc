@@ -159,10 +159,9 @@ class Summary {
     if (!outside_.empty())
       absl::StrAppend(&text, ", among them ", Named(outside_, 4), " of no numbered layer");
     absl::StrAppend(&text, ", and AdamW ", others_.Text());
-    if (!left_.empty()) {
-      absl::StrAppend(&text, ", among them ", Named(left_, 4),
-                      "; \"use_muon\" of a parameter group decides otherwise");
-    }
+    if (!left_.empty()) absl::StrAppend(&text, ", among them ", Named(left_, 4));
+    if (!left_.empty() || !outside_.empty())
+      text += "; \"use_muon\" of a parameter group decides otherwise";
     if (!fused_.empty()) {
       const bool one = fused_.size() == 1;
       absl::StrAppend(&text, "; ", Named(fused_, 1), one ? " is" : " are", " taken for one matrix",

@@ -177,6 +177,7 @@ std::string AnswersAsJson(const Question& question, std::span<const Answer> answ
   }
   if (question.sequences > 0)
     json["step_tokens"] = question.sequences_of_rank() * question.ranks * question.pass.context;
+  if (question.batch_tokens > 0) json["batch_tokens"] = question.batch_tokens;
   if (question.tokens > 0) json["tokens"] = question.tokens;
   json["activations_of"] = question.pass.compiled               ? "torch-compiled"
                            : question.pass.torch                ? "torch"

@@ -1,11 +1,13 @@
 #include "ebb/runtime/planner/published_runs.h"
 
+#include <cmath>
 #include <utility>
 
 #include "absl/strings/str_format.h"
 #include "ebb/runtime/planner/answer.h"
 #include "ebb/runtime/planner/named_machines.h"
 #include "ebb/runtime/planner/trials.h"
+#include "nlohmann/json.hpp"
 
 namespace ebb::planner {
 namespace {
@@ -93,6 +95,16 @@ double SelectedByTorchtitan(const ModelShape& s, int64_t context) {
          (FlopsOf(ModelOf(s), {.context = context}) / 3);
 }
 
+// Whose speed the simulated one has.
+std::string RateText(const PublishedRun& run) {
+  return run.rate ? run.rate->name : "the machine, because the program published no other run";
+}
+
+bool IsNear(double ratio) {
+  constexpr double kNear = 0.15;
+  return std::abs(ratio - 1) <= kNear;
+}
+
 }  // namespace
 
 std::vector<PublishedRun> PublishedRuns() {
@@ -166,15 +178,37 @@ PredictedRatio RatioOf(const PublishedRun& run) {
 std::string PublishedRunsText() {
   std::string text = absl::StrFormat("%-43s %13s %9s %7s %15s\n", "published run", "tokens/s/GPU",
                                      "simulated", "error", "machine's rate");
-  for (const PublishedRun& run : PublishedRuns()) {
+  const std::vector<PublishedRun> runs = PublishedRuns();
+  int within = 0, within_by_machine = 0;
+  for (const PublishedRun& run : runs) {
     const double tokens = run.step.tokens_per_second;
     const PredictedRatio ratio = RatioOf(run);
     absl::StrAppendFormat(&text, "%-43s %13.0f %9.0f %+6.1f%% %+14.1f%%\n", run.step.name, tokens,
                           ratio.of_program * tokens, 100 * (ratio.of_program - 1),
                           100 * (ratio.of_machine - 1));
-    if (run.rate) absl::StrAppendFormat(&text, "    rate of: %s\n", run.rate->name);
+    absl::StrAppendFormat(&text, "    rate of: %s\n", RateText(run));
+    within += IsNear(ratio.of_program), within_by_machine += IsNear(ratio.of_machine);
   }
+  absl::StrAppendFormat(&text, "%d of %d within 15%%, with the machine's rate %d\n", within,
+                        runs.size(), within_by_machine);
   return text;
+}
+
+std::string PublishedRunsAsJson() {
+  nlohmann::ordered_json json = {{"runs", nlohmann::ordered_json::array()}};
+  for (const PublishedRun& run : PublishedRuns()) {
+    const double tokens = run.step.tokens_per_second;
+    const PredictedRatio ratio = RatioOf(run);
+    json["runs"].push_back({{"name", run.step.name},
+                            {"machine", run.step.machine},
+                            {"ranks", run.step.ranks},
+                            {"published_tokens_per_second", tokens},
+                            {"simulated_tokens_per_second", ratio.of_program * tokens},
+                            {"error", ratio.of_program - 1},
+                            {"error_with_machines_rate", ratio.of_machine - 1},
+                            {"rate_of", RateText(run)}});
+  }
+  return json.dump(2) + "\n";
 }
 
 }  // namespace ebb::planner

@@ -41,7 +41,8 @@ struct PredictedRatio {
 };
 PredictedRatio RatioOf(const PublishedRun& run);
 
-// The table of all runs, with the errors of both.
+// The table of all runs, with the errors of both, and how many of them are within 15%.
 std::string PublishedRunsText();
+std::string PublishedRunsAsJson();
 
 }  // namespace ebb::planner

@@ -91,6 +91,16 @@ std::optional<Change> ChangeOf(std::span<const Try> tries, const Answer& from) {
   return Change{.what = tries[best->number].what, .tokens_per_second = SpeedOf(best->answer)};
 }
 
+// Free RAM holds a part of the state that is on NVMe. An eighth of it stays free, and less is not
+// worth a key.
+std::optional<Config> ConfigWithFreeRam(const Answer& from) {
+  const int64_t free = from.room[1] - from.held[1];
+  if (!from.config.uses_nvme() || free <= from.room[1] / 8) return std::nullopt;
+  Config config = from.config;
+  config.ebb.host_memory = (from.room[1] - free / 8) >> 20 << 20;
+  return config;
+}
+
 // The settings of `like` for another model, context or batch.
 Answer AnswerLike(const Question& question, const Answer& like, Depth depth) {
   Config config = like.config;
@@ -289,12 +299,7 @@ std::optional<Change> BestChange(const Question& question, const Answer& from) {
       }
     }
   }
-  config = from.config;
-  if (const int64_t free = from.room[1] - from.held[1]; config.uses_nvme() && free > 0) {
-    // Free RAM holds a part of the state that is on NVMe.
-    config.ebb.host_memory = (from.room[1] - free / 8) >> 20 << 20;
-    add(config);
-  }
+  if (const std::optional<Config> with_ram = ConfigWithFreeRam(from)) add(*with_ram);
   config = from.config;
   config.ebb.offload_gradients = Tier::kDevice;
   if (choice.states != Tier::kDevice) add(config);
@@ -309,6 +314,16 @@ std::optional<Change> BestChange(const Question& question, const Answer& from) {
     add(config);
   }
   return ChangeOf(tries, from);
+}
+
+std::optional<Answer> WithFreeRam(const Question& question, const Answer& from, Depth depth) {
+  const std::optional<Config> config = ConfigWithFreeRam(from);
+  if (!config) return std::nullopt;
+  Answer answer =
+      AnswerFor(question, *config, from.choice.recompute, depth, kWorthIt * SpeedOf(from));
+  if (SpeedOf(answer) <= kWorthIt * SpeedOf(from)) return std::nullopt;
+  answer.keys = config::Difference(from.config, *config);
+  return answer;
 }
 
 std::optional<Change> BestPurchase(const Question& question, const Answer& from) {

@@ -37,6 +37,9 @@ struct Change {
 // The best change of one setting of `from`'s config, of the micro-batch or of gathers further
 // ahead: the fastest answer that fits. Nothing: no change is faster, or none fits.
 std::optional<Change> BestChange(const Question& question, const Answer& from);
+// `from` with a part of what is on NVMe in the RAM that it leaves free (ebb.host_memory), if that is
+// faster.
+std::optional<Answer> WithFreeRam(const Question& question, const Answer& from, Depth depth);
 // A machine with twice the resource that the step waits for most. Nothing: the step waits for no
 // resource.
 std::optional<Change> BestPurchase(const Question& question, const Answer& from);

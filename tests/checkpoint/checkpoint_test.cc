@@ -229,6 +229,7 @@ TEST_F(CheckpointTest, TheLogSaysWhatBecomesOfStatesOfOtherBits) {
   using enum OptimizerStates;
   EXPECT_THAT(said(kFloat32, k8Bit), HasSubstr("optimizer states are rounded to this run's"));
   EXPECT_THAT(said(k8Bit, kFloat32), HasSubstr("optimizer states were saved in 8 bits"));
+  EXPECT_THAT(said(kBFloat16, kFloat32), HasSubstr("optimizer states were saved in bf16"));
   EXPECT_THAT(said(k8Bit, k8Bit),
               Not(AnyOf(HasSubstr("states are rounded"), HasSubstr("states were saved"))));
 }

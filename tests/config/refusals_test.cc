@@ -210,6 +210,10 @@ INSTANTIATE_TEST_SUITE_P(
 INSTANTIATE_TEST_SUITE_P(
     NotBuilt, Refusal,
     ::testing::Values(
+        Case{R"({"optimizer": {"type": "Muon"}, "ebb": {"parameter_groups": {"qkv": {
+                 "muon_matrices": [3]}}}})",
+             {"muon_matrices\" is [3]; allowed: an integer from 1 to 65536, or several in "
+              "brackets"}},
         Case{R"({"optimizer": {"type": "Muon", "params": {"ns_dtype": "fp16"}}})",
              {"ns_dtype\" is \"fp16\"; allowed: \"fp32\" or \"bf16\""}},
         Case{R"({"optimizer": {"type": "Muon", "params": {"ns_coefficients": [1, 2]}}})",

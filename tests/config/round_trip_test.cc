@@ -72,7 +72,7 @@ Json RandomValue(Dice& dice, const Key& key) {
     case Kind::kBytes:
       return RandomInteger(dice, key);
     case Kind::kRatio: {
-      Json ratio = {RandomInteger(dice, key)};
+      Json ratio = {RandomInteger(dice, key), RandomInteger(dice, key)};
       while (dice.Coin()) ratio.push_back(RandomInteger(dice, key));
       return dice.Coin() ? ratio : ratio.front();
     }

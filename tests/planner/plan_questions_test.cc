@@ -60,7 +60,8 @@ TEST_F(Questions, WhatIsTheFastestForABatchOfTokens) {
   ExpectRefused(question + "1000", "at least one for each of 8 ranks");
   ExpectRefused(question + "much", "such as 500000, 4M or 1e9");
   ExpectRefused(question + "4M --micro-batches 2", "--micro-batches");
-  ExpectRefused(question + "4M --batch 3", "does not divide");
+  EXPECT_EQ(Json(question + "4M --batch 3")["step_tokens"], 41 * 3 * 8 * 4096)
+      << "122.07 for a rank";
 }
 
 // All micro-batches in a round read parameters once. Their boundary activations leave the device.
@@ -74,7 +75,7 @@ TEST_F(Questions, WhichOrderOfMicroBatchesIsTheFastest) {
 }
 
 // 31 sequences would be tried one by one or all at once. The search also tries boundary activations
-// on NVMe, so that no other order of micro-batches is faster than the starred answer.
+// on NVMe, and the starred answer uses the RAM that is free, so that no change is much faster.
 TEST_F(Questions, TheStarHasTheFastestOrderOfMicroBatches) {
   for (const char* batch : {"--batch-tokens 128K", "--batch-tokens 131072", "--batch-tokens 262144",
                             "--micro-batches 32"}) {
@@ -83,10 +84,8 @@ TEST_F(Questions, TheStarHasTheFastestOrderOfMicroBatches) {
     EXPECT_GT(speed, 800) << batch;
     if (json["best_change"].is_null()) continue;
     const std::string change = json["best_change"]["change"];
-    const bool cuts = change.find("differently") == std::string::npos &&
-                      (change.find("micro_batch") != std::string::npos ||
-                       change.find("offload_activations") != std::string::npos);
-    EXPECT_LT(json["best_change"]["tokens_per_second"], (cuts ? 1.02 : 4) * speed)
+    const bool trains_differently = change.find("differently") != std::string::npos;
+    EXPECT_LT(json["best_change"]["tokens_per_second"], (trains_differently ? 4 : 1.02) * speed)
         << batch << ": " << change;
   }
 }
@@ -196,6 +195,22 @@ TEST_F(Questions, WhatDoesMuonNeed) {
   };
   EXPECT_NEAR(states("AdamW"), 8 * 6.738e9 / 8, 1e-3 * 6.738e9);
   EXPECT_NEAR(states("Muon") / states("AdamW"), 0.52, 0.01);
+}
+
+// A file whose configuration does not fit gets the keys of the fastest of the table that does.
+TEST_F(Questions, WhatMakesAFileFit) {
+  const auto json = Json("--model llama-3-8b --machine rtx4090-64gb --config " +
+                         Write("adam.json", R"({"bf16": {"enabled": true}})"));
+  EXPECT_FALSE(json["chosen"]["fits"]);
+  double most = 0;
+  const nlohmann::json* fastest = nullptr;
+  for (const auto& answer : json["answers"]) {
+    if (const double speed = answer.value("tokens_per_second", 0.0); speed > 1.005 * most)
+      most = speed, fastest = &answer;
+  }
+  ASSERT_NE(fastest, nullptr);
+  EXPECT_THAT(std::string(json["remedy"]),
+              HasSubstr(absl::StrCat("stage ", (*fastest)["stage"].get<int>(), ", ")));
 }
 
 // A parameter takes 2 bytes, 2 of its master and 2.03 of moments of 8 bits. That trains

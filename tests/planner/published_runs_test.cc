@@ -1,6 +1,7 @@
 // Simulated steps against published runs.
 #include "ebb/runtime/planner/published_runs.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -23,6 +24,8 @@ TEST(PublishedRun, ThirteenOfFourteenAreWithin15Percent) {
     within += is_within;
     within_by_machine += std::abs(ratio.of_machine - 1) <= 0.15;
   }
+  EXPECT_THAT(PublishedRunsText(),
+              ::testing::EndsWith("13 of 14 within 15%, with the machine's rate 9\n"));
   EXPECT_EQ(within, 13);
   EXPECT_EQ(within_by_machine, 9);
 }

@@ -138,13 +138,13 @@ class Tokens(nn.Module):
         super().__init__()
         self.words, self.places = nn.Embedding(30, 8), nn.Embedding(4, 8)
         self.layers = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)])
-        self.other = nn.Linear(8, 8)
+        self.other, self.scores = nn.Linear(8, 8), nn.Linear(8, 30)
 
     def forward(self, x):
         x = self.words(x) + self.places.weight
         for layer in self.layers:
             x = x + torch.tanh(layer(x))
-        return self.other(x)
+        return self.scores(self.other(x))
 
 
 def _matrices_of_muon(trained, **more):
@@ -173,6 +173,10 @@ def test_the_attribute_use_muon_decides_as_in_deepspeed():
     trained.words.weight.use_muon = True
     trained.other.weight.use_muon = False
     assert _matrices_of_muon(trained) == {"words.weight", "layers.0.weight", "layers.1.weight"}
+    trained = Tokens()
+    trained.words.weight.use_muon = "no"
+    with pytest.raises(ebb.Error, match="use_muon='no': give True or False"):
+        _matrices_of_muon(trained)
 
 
 @on_one

@@ -101,10 +101,14 @@ absl::StatusOr<int64_t> SequencesOf(const Given& given, double tokens, int64_t c
   const double exact = tokens / static_cast<double>(context), sequences = std::round(exact);
   if (sequences < ranks || sequences > static_cast<double>(kBatchMax))
     return absl::InvalidArgumentError(absl::StrCat(
-        "--batch-tokens ", given.batch_tokens, " are ", sequences, " sequences of ", context,
+        "--batch-tokens ", given.batch_tokens, " are ", sequences,
+        sequences == 1 ? " sequence of " : " sequences of ", context,
         " tokens: they must be at least one for each of ", ranks, " ranks, and at most ", kBatchMax,
         "; give other tokens, a shorter --context or fewer --ranks"));
-  if (given.batch > 0) return std::llround(exact / ranks) * ranks;
+  if (given.batch > 0) {
+    const int64_t of_all = given.batch * ranks;
+    return std::max<int64_t>(1, std::llround(exact / static_cast<double>(of_all))) * of_all;
+  }
   const int parts = !given.compared.empty() && sequences >= kComparedRanks ? kComparedRanks : ranks;
   const double of_rank = exact / parts;
   const int64_t whole = std::llround(of_rank);
@@ -234,11 +238,6 @@ absl::StatusOr<Arguments> ArgumentsOf(const Given& given) {
   } else if (!given.compared.empty()) {
     question.sequences = whole > 0 ? whole : std::max<int64_t>(1, kComparedTokens / pass.context);
   }
-  if (question.sequences > 0 && question.micro_batch > 0 && given.compared.empty() &&
-      question.sequences_of_rank() % question.micro_batch != 0)
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--batch ", question.micro_batch, " does not divide the ", question.sequences_of_rank(),
-        " sequences of a rank in --batch-tokens ", given.batch_tokens));
   pass.fused_attention = !given.unfused;
   pass.whole_logits = given.whole_logits;
   if (given.activations == "torch" || given.activations == "torch-compiled") {
@@ -436,8 +435,19 @@ CommandLine ParseCommandLine(int argc, char** argv) {
                         ? app.help()
                         : absl::StrCat(error.what(), "\n")};
   }
-  if (given.list) return {.text = ListText()};
-  if (given.published_runs) return {.text = PublishedRunsText()};
+  if (given.list || given.published_runs) {
+    const char* const flag = given.list ? "--list" : "--published-runs";
+    for (const CLI::Option* option : app.get_options()) {
+      const std::string name = option->get_name();
+      if (option->count() > 0 && name != flag && (given.list || name != "--json"))
+        return {.text = absl::StrCat(flag, " stands alone", given.list ? "" : " or with --json",
+                                     "; leave out ", name),
+                .exit_code = 2};
+    }
+    return {.text = given.list   ? ListText()
+                    : given.json ? PublishedRunsAsJson()
+                                 : PublishedRunsText()};
+  }
   const auto refused = [](const absl::Status& status) -> CommandLine {
     return {.text = std::string(status.message()), .exit_code = 2};
   };

@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "ebb/runtime/base/status_macros.h"
+#include "ebb/runtime/config/difference.h"
 #include "ebb/runtime/planner/answer_json.h"
 #include "ebb/runtime/planner/answer_table.h"
 #include "ebb/runtime/planner/batch.h"
@@ -242,6 +243,13 @@ const Answer* PutAmong(std::vector<Answer>& answers, const Answer& chosen) {
   return &*answers.insert(after, chosen);
 }
 
+Answer AnswerAsked(const Question& question, const Choice& asked) {
+  if (question.sequences > 0) return AnswerForBatch(question, asked, Depth::kTimeAndPeak);
+  const bool as_it_is = asked == ChoiceOf(question.config, asked.recompute);
+  return AnswerFor(question, as_it_is ? question.config : question.With(asked), asked.recompute,
+                   Depth::kTimeAndPeak);
+}
+
 absl::Status AnswerQuestion(const Arguments& arguments) {
   const Question& question = arguments.question;
   std::vector<Answer> answers = AnswerAll(question);
@@ -256,14 +264,17 @@ absl::Status AnswerQuestion(const Arguments& arguments) {
   std::optional<Answer> chosen;
   Remedy remedy;
   if (arguments.asked) {
-    const bool as_it_is = *arguments.asked == ChoiceOf(question.config, arguments.asked->recompute);
-    chosen = question.sequences > 0
-                 ? AnswerForBatch(question, *arguments.asked, Depth::kTimeAndPeak)
-                 : AnswerFor(question, as_it_is ? question.config : question.With(*arguments.asked),
-                             arguments.asked->recompute, Depth::kTimeAndPeak);
-    if (!chosen->fits()) remedy = RemedyFor(question, *chosen, Depth::kMemory);
+    chosen = AnswerAsked(question, *arguments.asked);
+    if (!chosen->fits()) {
+      remedy = RemedyFor(question, *chosen, Depth::kMemory);
+      if (fastest)
+        remedy.advice.text = absl::StrCat(config::Difference(question.config, *config_of_fastest),
+                                          ", ", WordsOf(*fastest));
+    }
   } else if (fastest) {
     chosen = AnswerFor(question, *config_of_fastest, fastest->recompute, Depth::kTimeAndPeak);
+    if (std::optional<Answer> faster = WithFreeRam(question, *chosen, Depth::kTimeAndPeak))
+      chosen = *std::move(faster);
   } else {
     remedy = RemedyForBatch(question, least, Depth::kTimeAndPeak);
     chosen = remedy.answer;
@@ -288,7 +299,7 @@ absl::Status AnswerQuestion(const Arguments& arguments) {
                     : fastest       ? "the fastest that fits: "
                                     : "this fits with other keys: ",
                     WordsOf(*chosen), "\n\n", AnswerText(question, *chosen), ChangesText(advised));
-    if (arguments.asked && fastest && !(*fastest == chosen->choice))
+    if (arguments.asked && fastest && chosen->fits() && !(*fastest == chosen->choice))
       absl::StrAppend(&text, "The fastest that fits: ", WordsOf(*fastest), "\n");
   } else {
     absl::StrAppend(&text, "\nNothing fits.\nWhat to change in ", WordsOf(least.choice), ": ",
