@@ -202,6 +202,7 @@ std::string AnswersAsJson(const Question& question, std::span<const Answer> answ
     json["answers_with_small_states"].push_back(JsonOf(question, answer));
   json["remedy"] = advised.remedy.empty() ? Json() : Json(advised.remedy);
   json["best_purchase"] = JsonOf(advised.purchase);
+  json["warnings"] = advised.warnings;
   return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 

@@ -25,6 +25,7 @@ struct Advised {
   std::vector<Answer> with_small_states = {};  // of all choices, if they are asked for
   // The largest with states in each place, by the tier's name.
   std::vector<std::pair<Tier, int64_t>> most_of_states = {};
+  std::vector<std::string> warnings = {};  // on the question
 };
 std::string AnswersAsJson(const Question& question, std::span<const Answer> answers,
                           const Advised& advised);

@@ -163,6 +163,7 @@ TEST_F(Questions, HowDoesMyMachineDo) {
   EXPECT_EQ(all["chosen"]["room"]["nvme"], 4 * part["chosen"]["room"]["nvme"].get<int64_t>());
   EXPECT_THAT(Run("--model gpt2 --ranks 12").printed,
               HasSubstr("12 ranks do not fill 2 hosts of 8: the last has 4"));
+  EXPECT_EQ(Json("--model gpt2 --ranks 12")["warnings"].size(), 1u);
   const auto shown = nlohmann::json::parse(Run("--show-machine --machine 1xl40s").printed);
   EXPECT_THAT(std::string(shown["sources"]["gpu_teraflops"]), HasSubstr("llmq"));
 }

@@ -200,8 +200,10 @@ absl::Status Report(const Arguments& arguments, const Question& question,
 absl::Status AnswerLargest(const Arguments& arguments) {
   EBB_ASSIGN_OR_RETURN(const Largest found,
                        FindLargest(arguments.question, *arguments.largest, arguments.asked));
-  Advised advised{
-      .largest = arguments.largest, .most = found.most, .most_of_states = found.with_states};
+  Advised advised{.largest = arguments.largest,
+                  .most = found.most,
+                  .most_of_states = found.with_states,
+                  .warnings = arguments.warnings};
   std::span<const Answer> answers;
   if (found.most > 0) {
     answers = {&found.answer, 1};
@@ -279,7 +281,7 @@ absl::Status AnswerQuestion(const Arguments& arguments) {
     remedy = RemedyForBatch(question, least, Depth::kTimeAndPeak);
     chosen = remedy.answer;
   }
-  Advised advised;
+  Advised advised{.warnings = arguments.warnings};
   if (!chosen || !chosen->fits()) {
     advised.remedy = remedy.advice.text;
     if (advised.remedy.empty()) advised.remedy = (chosen ? *chosen : least).lacks();
