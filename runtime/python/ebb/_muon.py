@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Callable
 
 from torch import nn
@@ -17,8 +18,8 @@ def matrix_update_function(model: nn.Module) -> Callable[[nn.Parameter], int]:
     embeddings = [module for module in model.modules() if isinstance(module, (nn.Embedding, nn.EmbeddingBag))]
     tables, sizes = {id(module.weight) for module in embeddings}, {module.num_embeddings for module in embeddings}
     for name, module in model.named_modules():
-        output = module.get_output_embeddings() if hasattr(module, "get_output_embeddings") else None
-        tables.add(id(getattr(output, "weight", None)))
+        with contextlib.suppress(AttributeError, NotImplementedError):  # some models of transformers raise these, most have None
+            tables.add(id(module.get_output_embeddings().weight))
         if isinstance(module, nn.Linear) and module.out_features in sizes and not any(part.isdigit() for part in name.split(".")):
             tables.add(id(module.weight))
 
