@@ -158,7 +158,7 @@ void CheckGroup(const Config& config, const std::string& name, const ParameterGr
                          {" is given, but the optimizer of the group is not Muon; choose that, or "
                           "leave it out"});
   }
-  // Whatever Muon's optimizers differ in, one exchange has matrices of one type.
+  // An exchange has matrices of one type.
   for (const OptimizerConfig* const other : MuonsOf(config)) {
     if (optimizer.type != OptimizerType::kMuon ||
         optimizer.newton_schulz_dtype == other->newton_schulz_dtype)

@@ -11,6 +11,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "ebb/runtime/base/message.h"
+#include "ebb/runtime/config/keys.h"
 #include "ebb/runtime/planner/peers.h"
 #include "ebb/runtime/planner/small_states.h"
 #include "ebb/sharding/fit/budget.h"
@@ -369,10 +370,13 @@ std::string ActivationsText(const Pass& pass) {
 
 }  // namespace
 
-const char* OptimizerName(const Config& config) {
-  constexpr const char* kNames[] = {"Adam",    "AdamW", "SGD",  "Lion", "Adagrad",
-                                    "RMSprop", "Lamb",  "Lars", "Muon"};
-  return kNames[static_cast<int>(config.optimizer.type)];
+std::string OptimizerName(const Config& config) {
+  std::string name;
+  auto before = static_cast<int>(config.optimizer.type);
+  config::ForEachWord(config::FindKey("optimizer.type")->words, [&](std::string_view word) {
+    if (before-- == 0) name = word;
+  });
+  return name;
 }
 
 std::string WordsOf(const Choice& choice) {

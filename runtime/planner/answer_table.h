@@ -21,7 +21,7 @@ std::string AnswerText(const Question& question, const Answer& answer);
 std::string OffersText(const Question& question, std::span<const Offer> offers);
 
 std::string TitleOf(const Question& question);
-const char* OptimizerName(const Config& config);  // as in "optimizer.type"
+std::string OptimizerName(const Config& config);  // as in "optimizer.type"
 std::string WordsOf(const Choice& choice);        // "stage 3, states in RAM, blocks recomputed"
 std::string WordsOf(const Answer& answer);        // also the keys that an advice changed
 

@@ -34,6 +34,12 @@ Question QuestionOf(const char* model, const char* machine, int ranks, int64_t s
   return question;
 }
 
+constexpr Choice kOnNvme{.stage = 3,
+                         .parameters = Tier::kNvme,
+                         .states = Tier::kNvme,
+                         .boundaries = Tier::kCpu,
+                         .recompute = true};
+
 int64_t SequencesOf(const Config& config) {
   return config.micro_batch_size * config.gradient_accumulation_steps;
 }
@@ -172,12 +178,7 @@ TEST(Batch, ALargerOneHidesTheCopiesOfACardWithOffload) {
 TEST(Batch, AModelWithSlowPlansIsTriedWithItsLargestMicroBatch) {
   Question question = QuestionOf("llama-3-70b", "rtx4090-64gb", 1, 0);
   question.config.ebb.offload_gradients = Tier::kNvme;
-  const Choice choice{.stage = 3,
-                      .parameters = Tier::kNvme,
-                      .states = Tier::kNvme,
-                      .boundaries = Tier::kCpu,
-                      .recompute = true};
-  const Answer answer = AnswerFor(question, choice, Depth::kTime);
+  const Answer answer = AnswerFor(question, kOnNvme, Depth::kTime);
   ASSERT_TRUE(answer.fits()) << answer.lacks();
   const std::optional<LargerBatch> larger = FindLargerBatch(question, answer);
   ASSERT_TRUE(larger);
@@ -196,12 +197,7 @@ TEST(Batch, TheChangeThatHelpsMostMayBeTheOrderOfMicroBatches) {
   Question question = QuestionOf("llama-2-13b", "1xrtx4090", 1, 0);
   question.config.gradient_accumulation_steps = 32;
   question.sequences = 32;  // no larger batch is tried
-  const Choice choice{.stage = 3,
-                      .parameters = Tier::kNvme,
-                      .states = Tier::kNvme,
-                      .boundaries = Tier::kCpu,
-                      .recompute = true};
-  const Answer answer = AnswerFor(question, choice, Depth::kTime);
+  const Answer answer = AnswerFor(question, kOnNvme, Depth::kTime);
   ASSERT_TRUE(answer.time) << answer.lacks();
   const std::optional<Change> change = BestChange(question, answer);
   ASSERT_TRUE(change);
