@@ -53,6 +53,14 @@ void ExpectMemoryAsPredicted(const nlohmann::json& summary) {
   }
 }
 
+// The bits of `expected`, with the memory and the traffic that were predicted.
+void ExpectSameAsPredicted(const nlohmann::json& summary, const nlohmann::json& expected) {
+  EXPECT_EQ(summary["parameter_digest"], expected["parameter_digest"]);
+  EXPECT_EQ(summary["losses"], expected["losses"]);
+  ExpectMemoryAsPredicted(summary);
+  for (const auto& row : summary["traffic"]) EXPECT_EQ(row["predicted_bytes"], row["bytes"]) << row;
+}
+
 nlohmann::json Train(const Recipe& recipe, std::atomic<int>* ranks_stopped = nullptr) {
   ScratchFiles files;
   Options options;
@@ -221,11 +229,7 @@ TEST_P(TrainingTest, EveryTierTrainsToTheSameBits) {
                        << "parameters " << Name(parameters) << ", states " << Name(states)
                        << ", split " << split_master << recipe.ebb);
           const nlohmann::json summary = Train(recipe);
-          EXPECT_EQ(summary["parameter_digest"], expected["parameter_digest"]);
-          EXPECT_EQ(summary["losses"], expected["losses"]);
-          ExpectMemoryAsPredicted(summary);
-          for (const auto& row : summary["traffic"])
-            EXPECT_EQ(row["predicted_bytes"], row["bytes"]) << row;
+          ExpectSameAsPredicted(summary, expected);
           EXPECT_EQ(!summary["traffic"].empty(), moves);
         }
       }
@@ -279,14 +283,9 @@ TEST(TrainingWithoutMasters, IsTheSameInEveryStageAndTierAndKeepsNone) {
     recipe.stage = c.stage, recipe.parameters = c.parameters, recipe.states = c.states;
     recipe.ebb = c.stage >= 2 ? R"({"reduce_at": "step"})" : "{}";
     const nlohmann::json summary = Train(recipe);
-    EXPECT_EQ(summary["parameter_digest"], expected["parameter_digest"]);
-    EXPECT_EQ(summary["losses"], expected["losses"]);
-    for (const auto& row : summary["memory"]) EXPECT_NE(row["class"], "master") << row;
-    ExpectMemoryAsPredicted(summary);
-    for (const auto& row : summary["traffic"]) {
-      EXPECT_NE(row["class"], "master") << row;
-      EXPECT_EQ(row["predicted_bytes"], row["bytes"]) << row;
-    }
+    ExpectSameAsPredicted(summary, expected);
+    for (const char* const table : {"memory", "traffic"})
+      for (const auto& row : summary[table]) EXPECT_NE(row["class"], "master") << row;
   }
 }
 
@@ -315,11 +314,7 @@ TEST(TrainingOfParts, IsTheSameInEveryStageAndTier) {
       recipe.stage = c.stage, recipe.parameters = c.parameters, recipe.states = c.states;
       recipe.recompute = c.recompute;
       const nlohmann::json summary = Train(recipe);
-      EXPECT_EQ(summary["parameter_digest"], expected["parameter_digest"]);
-      EXPECT_EQ(summary["losses"], expected["losses"]);
-      ExpectMemoryAsPredicted(summary);
-      for (const auto& row : summary["traffic"])
-        EXPECT_EQ(row["predicted_bytes"], row["bytes"]) << row;
+      ExpectSameAsPredicted(summary, expected);
     }
   }
 }
