@@ -50,6 +50,7 @@ set(ebb_public_headers
   runtime/engine/scope.h
   runtime/engine/state_reader.h
   runtime/engine/step.h
+  runtime/engine/tensor_axis.h
   runtime/engine/tensor_view.h
   runtime/engine/training_state.h
   runtime/kernels/reduce.h

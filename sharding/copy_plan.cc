@@ -59,6 +59,12 @@ absl::StatusOr<std::vector<ParameterId>> MatchByName(const ModelSpec& source,
           "parameter '", parameter.name, "' has the shape ", ShapeText(parameter),
           ", and in the source ", ShapeText(other), "; only equal shapes can be copied"));
     }
+    if (other.split != parameter.split) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("parameter '", parameter.name,
+                       "' is cut in another way over the tensor ranks than in the source "
+                       "(ParameterSpec::split); give both models the same"));
+    }
     if ((other.compute == DType::kInt8) != (parameter.compute == DType::kInt8)) {
       return absl::InvalidArgumentError(absl::StrCat("parameter '", parameter.name,
                                                      "' is bytes on one side and numbers on the ",

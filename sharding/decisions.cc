@@ -338,6 +338,13 @@ absl::StatusOr<Decisions> Decide(const PlanInputs& inputs, const ModelLayout& la
       decisions.compared.push_back(static_cast<int>(u));
   }
   decisions.verdict_ranks = std::max(inputs.verdict_ranks, inputs.world);
+  for (size_t u = 0; u < units; ++u) {
+    const std::vector<ParameterId>& of = model.units[u].parameters;
+    decisions.sums_tensor.push_back(decisions.tensor_ranks() > 1 &&
+                                    std::any_of(of.begin(), of.end(), [&](ParameterId id) {
+                                      return model[id].trainable && model[id].sums_gradient;
+                                    }));
+  }
   return decisions;
 }
 

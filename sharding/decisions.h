@@ -173,6 +173,9 @@ struct Decisions {
   // of all parts. Then the trainable units that are whole over tensor: their squares are compared.
   int verdict_ranks = 1;
   std::vector<int> compared = {};
+  int tensor_ranks() const { return verdict_ranks / world; }
+  // By unit: its gradient is a sum over tensor (ParameterSpec::sums_gradient).
+  std::vector<bool> sums_tensor = {};
   DType shard_dtype(int unit) const {
     return accumulates[unit] ? accumulation : communication_of(unit);
   }

@@ -17,6 +17,7 @@ namespace {
 struct Kind {
   DType dtype{};
   bool whole = false;  // over tensor
+  bool sums = false;   // the gradient, over tensor
   int state_block = 0;
   bool has_matrices = false;
   friend bool operator==(const Kind&, const Kind&) = default;
@@ -27,6 +28,8 @@ std::string DifferenceOf(const Kind& part, const Kind& unit) {
   std::vector<std::string> differences;
   if (part.dtype != unit.dtype) differences.emplace_back(Name(part.dtype));
   if (part.whole != unit.whole) differences.push_back(part.whole ? "whole" : "local");
+  if (part.sums != unit.sums)
+    differences.push_back(part.sums ? "summed over tensor" : "not summed");
   if (part.state_block != unit.state_block)
     differences.push_back(part.state_block > 0 ? "states in blocks" : "states not in blocks");
   if (part.has_matrices != unit.has_matrices)
@@ -47,7 +50,7 @@ void AddParts(ModelSpec& model, DType compute, const StateBlocks& blocks) {
   const auto kind_of = [&](ParameterId id) -> Kind {
     const ParameterSpec& of = model[id];
     return {of.compute.value_or(compute), of.over_tensor == OverTensor::kWhole,
-            of.trainable ? block_of(id) : of_unit,
+            of.trainable && of.sums_gradient, of.trainable ? block_of(id) : of_unit,
             of.trainable ? of.matrix_update == MatrixUpdate::kYes : of_matrices};
   };
   const size_t units = model.units.size();

@@ -37,10 +37,20 @@ class Fields {
     for (const auto& each : list) One(each);
   }
 
+  void One(const Split& split) {
+    const auto& [dimension, parts, multiple, sizes] = split;
+    Add(dimension, parts, multiple, sizes);
+  }
+  // But for what tensor ranks have each of its own.
+  void One(const Block& block) {
+    const auto& [rank, ranks, whole_shape, shape] = block;
+    Add(ranks, whole_shape);
+  }
   void One(const ParameterSpec& parameter) {
     const auto& [name, shape, init, trainable, group, cut_rows, compute, matrix_update, matrix_rows,
-                 over_tensor] = parameter;
-    Add(name, shape, trainable, group, cut_rows, compute, matrix_update, matrix_rows, over_tensor);
+                 over_tensor, split, sums_gradient, block] = parameter;
+    Add(name, shape, trainable, group, cut_rows, compute, matrix_update, matrix_rows, over_tensor,
+        split, sums_gradient, block);
   }
   void One(const UnitSpec& unit) {
     const auto& [name, parameters, keep_whole, parts, state_block, has_matrices] = unit;
@@ -118,14 +128,16 @@ class Fields {
                  takes_norms, norm_states, sets_without_norms, parameter_tier, optimizer_tier,
                  gradient_tier, activation_tier, gradients_follow, split_master,
                  stochastic_rounding, timing, timing_reason, holds, carried, shares_reads,
-                 kept_whole, accumulates, trainable, verdict_ranks, compared] = decisions;
+                 kept_whole, accumulates, trainable, verdict_ranks, compared, sums_tensor] =
+        decisions;
     Add(world, shards, secondary_shards, stage, rounds, micro_batches_per_round, compute,
         communication, accumulation, own_compute, reduce_at_round, keeps_step_gradients,
         sums_before_reducing, gradient, sums_in_scratch, optimizer_states, matrices, direction,
         iteration_steps, state_encodings, state_blocks, own_optimizer);
     Add(takes_norms, norm_states, sets_without_norms, parameter_tier, optimizer_tier, gradient_tier,
         activation_tier, gradients_follow, split_master, stochastic_rounding, timing, holds,
-        carried, shares_reads, kept_whole, accumulates, trainable, verdict_ranks, compared);
+        carried, shares_reads, kept_whole, accumulates, trainable, verdict_ranks, compared,
+        sums_tensor);
   }
   void One(const PlannedScope& scope) {
     const auto& [backward, recompute, round, visit, unit, open_tick, close_tick, gradients, input,

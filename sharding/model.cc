@@ -9,6 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "ebb/runtime/base/status_macros.h"
 #include "ebb/sharding/scopes.h"
+#include "ebb/sharding/split.h"
 
 namespace ebb {
 namespace {
@@ -65,6 +66,14 @@ absl::Status CheckParameter(const std::string& label, const ParameterSpec& param
   if (parameter.cut_rows > 0 && parameter.shape.empty()) {
     return absl::InvalidArgumentError(absl::StrCat(label, ": cut_rows is ", parameter.cut_rows,
                                                    ", but a scalar has no rows; set it to 0"));
+  }
+  if (parameter.split.has_value() && !parameter.block.has_value()) {
+    if (const absl::Status split = CheckSplit(parameter); !split.ok())
+      return absl::InvalidArgumentError(absl::StrCat(label, ": ", split.message()));
+  }
+  if (parameter.sums_gradient && (parameter.split || parameter.over_tensor == OverTensor::kLocal)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        label, ": sums_gradient is of a parameter that is whole over tensor, and this one is cut"));
   }
   if (parameter.compute == DType::kInt8 && parameter.trainable) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -224,6 +233,11 @@ void ModelSpec::AddScope(ScopeEvent scope) {
     scope.opens = opens;
     order.push_back(scope);
   }
+}
+
+bool ModelSpec::has_splits() const {
+  return std::any_of(parameters.begin(), parameters.end(),
+                     [](const ParameterSpec& parameter) { return parameter.split.has_value(); });
 }
 
 int64_t Elements(std::span<const int64_t> shape) {

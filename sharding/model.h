@@ -54,6 +54,35 @@ enum class OverTensor : uint8_t {
   kLocal,  // each tensor rank has a part of its own, as of a column-parallel weight
 };
 
+// How a parameter is cut over the tensor ranks of ebb.mesh, as Megatron-LM cuts the weights of its
+// column and row parallel layers (Shoeybi et al., arXiv:1909.08053, section 3). The parameter's shape
+// stays the whole one. A scope shows this rank's block of it.
+//
+//   {.dimension = 0}                                     rows: column parallel, of weights [out, in]
+//   {.dimension = 1}                                     columns: row parallel
+//   {.dimension = 0, .parts = {q, k, v}, .multiple = 64} fused: each part by itself, in whole heads
+//
+// Ranks get equal numbers of multiples. Where these do not divide, the first ranks get one more. A
+// block has its parts one behind the other.
+struct Split {
+  int dimension = 0;
+  std::vector<int64_t> parts = {};  // sizes along the dimension; empty: one part
+  int64_t multiple = 1;             // a rank's size of each part is a multiple of this one
+  // By tensor rank, of a single part: the sizes along the dimension, as another library has cut it.
+  // Empty: as above.
+  std::vector<int64_t> sizes = {};
+  friend bool operator==(const Split&, const Split&) = default;
+};
+
+// What a tensor rank has of a parameter with a Split. Set by Engine::Create.
+struct Block {
+  int rank = 0, ranks = 1;                // tensor rank
+  std::vector<int64_t> whole_shape = {};  // ParameterSpec::shape, as the trainer gave it
+  // As scopes show it. ParameterSpec::shape is that of the largest block: each tensor rank has
+  // memory for it, so that all have one plan. What is behind a smaller block is 0.
+  std::vector<int64_t> shape = {};
+};
+
 // Whether an optimizer of whole matrices updates a parameter, if the configuration has one (Muon).
 enum class MatrixUpdate : uint8_t {
   kByRule,  // of runtime/engine/matrix_groups.h
@@ -80,9 +109,18 @@ struct ParameterSpec {
   // Rows of the matrices that lie one behind the other in it, as of q, k and v in one. Empty: it is
   // one matrix. An optimizer of whole matrices takes each by itself.
   std::vector<int64_t> matrix_rows = {};
-  // Every parameter must say it if the engine has tensor ranks: ebb.mesh.tensor, or
-  // EngineOptions::verdict.
+  // Every parameter must say it if the engine has tensor ranks (ebb.mesh.tensor, or
+  // EngineOptions::verdict) and no parameter has a `split`. Beside parameters with a split, one that
+  // says nothing is whole, and kLocal is an error.
   OverTensor over_tensor = OverTensor::kUnsaid;
+  // Over the tensor ranks of ebb.mesh; without them it changes nothing. Initialisers, optimizers of
+  // the trainer's, and calls for state see slices of the whole parameter.
+  std::optional<Split> split = {};
+  // Of a parameter that is whole over tensor: the gradient of each tensor rank is a term of a sum,
+  // as of norms and biases under sequence parallelism. The engine adds the terms up before it
+  // reduces the gradient over the data ranks. Otherwise the ranks' gradients must be equal.
+  bool sums_gradient = false;
+  std::optional<Block> block = {};  // see Block
 };
 
 struct UnitSpec {
@@ -176,6 +214,9 @@ struct ModelSpec {
   ParameterId Add(UnitId unit, ParameterSpec parameter);
   void AddScope(ScopeEvent scope);  // to `order`: the scope opens and closes at once
 
+  // Whether a parameter has a `split`: the model is given whole, and the engine cuts it.
+  bool has_splits() const;
+
   const ParameterSpec& operator[](ParameterId id) const {
     return parameters[static_cast<size_t>(id)];
   }
@@ -184,6 +225,13 @@ struct ModelSpec {
 
 // Elements of a shape: the product of its dimensions, 1 for a scalar.
 int64_t Elements(std::span<const int64_t> shape);
+// The shape of the whole parameter, and of what a scope shows of it.
+inline const std::vector<int64_t>& WholeShape(const ParameterSpec& parameter) {
+  return parameter.block ? parameter.block->whole_shape : parameter.shape;
+}
+inline const std::vector<int64_t>& ShownShape(const ParameterSpec& parameter) {
+  return parameter.block ? parameter.block->shape : parameter.shape;
+}
 
 struct StateBlocks {
   int elements = 0;  // of a block of an optimizer state; 0: states are not in blocks

@@ -21,6 +21,8 @@ constexpr RoleFacts kRoleFacts[] = {
     Gathers(kGather, "gather", kShardAxes, /*brings_parameters=*/true),
     {kFillSecondary, "fill secondary", Code::kCopy},
     Gathers(kGatherSecondary, "gather secondary", Axis::kInner, /*brings_parameters=*/true),
+    {kSumTensor, "sum over tensor", Code::kRedistribute, Axis::kTensor, Spread::kPartial,
+     Spread::kWhole},
     {kCast, "cast", Code::kConvert},
     {kReduce, "reduce", Code::kRedistribute, kShardAxes, Spread::kPartial, Spread::kSlice},
     {kAllReduce, "all-reduce", Code::kRedistribute, Axis::kReplica, Spread::kPartial,

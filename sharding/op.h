@@ -43,6 +43,7 @@ enum class Role : uint8_t {
   // units from those, within the ranks that hold a copy of them together
   kFillSecondary,
   kGatherSecondary,
+  kSumTensor,   // all-reduce of whole gradients over tensor (ParameterSpec::sums_gradient)
   kCast,        // whole gradients from the accumulation to the communication dtype, into staging
   kReduce,      // reduce-scatter of whole gradients, divided (with replicas: only summed)
   kAllReduce,   // replicas: sums the reduced slices over the shard groups, divided

@@ -131,13 +131,22 @@ std::vector<CommunicationRow> Engine::communication() const {
   return members_->interpreter->runner.communication();
 }
 const World& Engine::world() const {
-  return members_->inputs.data_world;
+  return members_->inputs.cuts_model ? members_->inputs.given_world : members_->inputs.data_world;
 }
 const Mesh& Engine::mesh() const {
   return members_->verdict_ranks.mesh;
 }
 int Engine::rank_in_mesh() const {
   return members_->verdict_ranks.own;
+}
+int Engine::data_rank() const {
+  return mesh().index(rank_in_mesh(), kDataAxes);
+}
+int Engine::data_ranks() const {
+  return mesh().size(kDataAxes);
+}
+TensorAxis Engine::tensor() {
+  return members_ == nullptr ? TensorAxis() : TensorAxis(&members_->interpreter->tensor);
 }
 const ModelSpec& Engine::model() const {
   return members_->inputs.model;

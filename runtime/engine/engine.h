@@ -39,6 +39,7 @@
 #include "ebb/runtime/engine/program.h"
 #include "ebb/runtime/engine/scope.h"
 #include "ebb/runtime/engine/step.h"
+#include "ebb/runtime/engine/tensor_axis.h"
 #include "ebb/runtime/engine/tensor_view.h"
 #include "ebb/sharding/mesh.h"
 #include "ebb/sharding/model.h"
@@ -92,7 +93,8 @@ class Engine : public EngineState {
   // Collective. Checks that model, config and plan agree over the ranks, lays out every pool, and
   // fills this rank's slices. An error names the rank and the first thing at fault. `world` on a
   // GPU: as the launcher or RunThreads gives it; its communicators are made for the device
-  // (World::On). With ebb.mesh it is of all ranks; data ranks and verdict follow from the mesh.
+  // (World::On). With ebb.mesh it is of all ranks; data ranks and verdict follow from the mesh, and
+  // parameters with a split are cut over its tensor ranks. Every rank then gives the whole model.
   static absl::StatusOr<Engine> Create(World world, Device device, ModelSpec model,
                                        const Config& config, EngineOptions options = {});
   Engine(Engine&&) noexcept;
@@ -162,14 +164,22 @@ class Engine : public EngineState {
   absl::StatusOr<std::vector<std::string>> Exchange(const absl::Status& own, std::string_view about,
                                                     std::string_view text);
 
+  // The tensor ranks of ebb.mesh, for the trainer's kernels.
+  TensorAxis tensor();
+
   // Any thread.
-  // As Create was given it; with ebb.mesh the data ranks of this rank's part of the model.
+  // The ranks that make calls between steps together, as Create was given them. Of parts that the
+  // trainer divides by itself (ebb.mesh without ParameterSpec::split): the data ranks of this one.
   const World& world() const;
   // The ranks of a step's verdict, and this rank's number in mesh(). With EngineOptions::verdict it
   // may differ from the rank in that world.
   const Mesh& mesh() const;
   int rank_in_mesh() const;
-  const ModelSpec& model() const;  // as Create was given it, divided (DivideByDType)
+  // Whose samples this rank takes: tensor ranks take the same ones.
+  int data_rank() const;
+  int data_ranks() const;
+  // As Create was given it, cut (ParameterSpec::block) and divided (DivideByDType).
+  const ModelSpec& model() const;
   std::vector<MemoryRow> memory() const;
   std::vector<TrafficRow> traffic()
       const;  // of the last finished step: nothing while all state is on the device

@@ -19,6 +19,9 @@ struct EngineInputs {
   World world;        // these, with communicators for the device
   // All ranks that train the model, if these are more; with communicators for the device.
   std::optional<World> verdict;
+  // The model is given whole, and cut over tensor ranks here (ParameterSpec::split). Calls for state
+  // are then of all ranks; otherwise each part of a model makes its own.
+  bool cuts_model = false;
   Device device;
   ModelSpec model;
   Config config;
@@ -27,6 +30,13 @@ struct EngineInputs {
   int rank() const { return world.rank(); }
   int size() const { return world.size(); }
   const World& of_verdict() const { return verdict.has_value() ? *verdict : world; }
+  // The ranks that make calls between steps together.
+  const World& of_calls() const { return cuts_model ? *verdict : world; }
+  // Ranks with other blocks of the model, and this rank's number among them.
+  int tensor_ranks() const { return cuts_model ? static_cast<int>(config.ebb.mesh.tensor) : 1; }
+  int tensor_rank() const { return of_calls().rank() % tensor_ranks(); }
+  // The rank of of_calls() with these coordinates; tensor is the innermost axis of a mesh.
+  int CallRank(int data_rank, int tensor) const { return data_rank * tensor_ranks() + tensor; }
   bool uses_nccl() const { return world.connected_by_nccl(); }
   const OptimizerSpec* own_optimizer() const {
     return options.optimizer ? &*options.optimizer : nullptr;

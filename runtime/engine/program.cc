@@ -11,6 +11,7 @@
 #include "ebb/sharding/plan_facts.h"
 #include "ebb/sharding/report/plan_table.h"
 #include "ebb/sharding/report/traffic.h"
+#include "ebb/sharding/split.h"
 
 namespace ebb {
 
@@ -57,8 +58,12 @@ absl::StatusOr<Program> PredictProgram(const ModelSpec& model, int world, const 
   EBB_RETURN_IF_ERROR(config.Validate());
   EBB_ASSIGN_OR_RETURN(Config resolved, config.ForWorld(world));
   EBB_RETURN_IF_ERROR(Validate(model));
-  if (resolved.ebb.mesh.tensor > 1) EBB_RETURN_IF_ERROR(CheckOverTensor(model));
-  EBB_ASSIGN_OR_RETURN(ModelSpec grouped, WithMatrixGroups(model, resolved, optimizer != nullptr));
+  // The first tensor rank has the largest blocks; all plan for these.
+  EBB_ASSIGN_OR_RETURN(ModelSpec cut,
+                       WithBlocks(model, /*rank=*/0, static_cast<int>(resolved.ebb.mesh.tensor)));
+  if (resolved.ebb.mesh.tensor > 1) EBB_RETURN_IF_ERROR(CheckOverTensor(cut));
+  EBB_ASSIGN_OR_RETURN(ModelSpec grouped,
+                       WithMatrixGroups(std::move(cut), resolved, optimizer != nullptr));
   const ModelSpec divided = Divided(std::move(grouped), resolved, optimizer);
   sharding::PlanInputs inputs = PlanInputsFor(divided, resolved, world, optimizer);
   if (!advises) inputs.cap_error = sharding::PlanInputs::CapError::kNeed;

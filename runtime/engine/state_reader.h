@@ -13,7 +13,8 @@
 
 namespace ebb {
 
-// Elements [begin, end) of a parameter: its master (its value if frozen) or an optimizer state.
+// Elements [begin, end) of a parameter: its master (its value if frozen) or an optimizer state. Of a
+// parameter with a Split they are elements of this rank's block, as Slice's are here.
 struct StateSlice {
   StateClass what{};
   std::string state;  // the state's name if it is kOptimizer

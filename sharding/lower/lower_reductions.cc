@@ -82,7 +82,8 @@ void ReductionLowering::Issue(OpDraft draft, std::span<const Gradient> gradients
   if (draft.role == Role::kAllReduce)
     draft.bytes = 2 * (d_.replicas() - 1) * draft.bytes / d_.replicas();
   // Where pieces of all ranks are summed in one order.
-  const bool sums = FactsOf(draft.role).from == Spread::kPartial;
+  // Tensor ranks add theirs without scratch: NCCL's all-reduce gives all of them the same bits.
+  const bool sums = FactsOf(draft.role).from == Spread::kPartial && draft.role != Role::kSumTensor;
   if (const int scratch = table_.Find(Purpose::kSumScratch); sums && scratch >= 0)
     to_.AddBytes(table_.PlaceOf(scratch), Access::kWrite, table_[scratch].elements);
   writer_.Issue(draft);
@@ -93,6 +94,7 @@ void ReductionLowering::Reduce(int group) {
   // All units of a group have the same dtypes.
   const int unit = gradients.front().part.unit;
   const DType whole = d_.gradient_of(unit), sent = d_.reduced(unit);
+  SumTensor(gradients, whole);
   if (d_.casts(unit)) {
     // With replicas fp32 is sent, but its values were rounded to the communication dtype. So the
     // sums are those of a world without replicas.
@@ -131,6 +133,19 @@ void ReductionLowering::Reduce(int group) {
   Land(gradients);
   for (const Gradient& gradient : gradients)
     if (gradient.shard_tier == Tier::kNvme) SumInSlot(gradient);
+}
+
+// A ring's bytes, as of an all-reduce between replicas.
+void ReductionLowering::SumTensor(const Gradients& gradients, DType dtype) {
+  Gradients those;
+  for (const Gradient& gradient : gradients)
+    if (d_.sums_tensor[static_cast<size_t>(gradient.part.unit)]) those.push_back(gradient);
+  if (those.empty()) return;
+  const int64_t ranks = d_.tensor_ranks();
+  Issue({.role = Role::kSumTensor, .stream = StreamId::kReduce}, those, [&](const Gradient& of) {
+    to_.Add(of.whole, dtype, Access::kReadWrite, of.section.elements);
+    return 2 * (ranks - 1) * of.section.elements * SizeOf(dtype) / ranks;
+  });
 }
 
 // The first contribution is written, later ones are read, added and written.

@@ -1,5 +1,5 @@
 // Reductions as operations: a bucket of gradients becomes slices of sums, which end in the shards.
-// On the reduce stream, in order: the cast to the sent dtype; the reduce-scatter; with replicas the
+// On the reduce stream, in order: the sum over tensor of gradients whose ranks have terms; the cast to the sent dtype; the reduce-scatter; with replicas the
 // all-reduce between shard groups and the rounding of its sums; the sum of the slices into the
 // shard, or their norm if they are the shard; and at stage 0 the gather that makes gradients whole
 // again. Slices with shards in host memory go there first, and are summed there. Slices with shards
@@ -56,6 +56,8 @@ class ReductionLowering {
   // One operation for all of them; `add` writes the operands of each and returns its bytes.
   void Issue(OpDraft draft, std::span<const Gradient> gradients,
              absl::FunctionRef<int64_t(const Gradient&)> add);
+  // Whole gradients of which each tensor rank has a term.
+  void SumTensor(const Gradients& gradients, DType dtype);
   int64_t AddAccumulate(const Gradient& gradient);
   int64_t AddNorm(const Gradient& gradient);
   void AddSquares(const Gradient& gradient, bool last);

@@ -63,6 +63,10 @@ MachineCosts::Group MachineCosts::GroupOf(Axes axes) const {
   const int host = machine_.ranks_per_host;
   if (axes == Axes(Axis::kReplica))
     return {.ranks = d.replicas(), .in_host = std::clamp(host / d.shards, 1, d.replicas())};
+  if (axes == Axes(Axis::kTensor)) {  // innermost, so they are neighbours
+    const int ranks = d.tensor_ranks();
+    return {ranks, std::min(ranks, machine_.ranks_per_host)};
+  }
   const int ranks = axes == kWorldAxes           ? d.verdict_ranks
                     : axes == Axes(Axis::kInner) ? d.secondary_shards
                                                  : d.shards;

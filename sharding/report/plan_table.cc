@@ -103,9 +103,9 @@ class PlanText {
     const bool has_pairs = op.code() == Code::kCopy || op.code() == Code::kTransfer ||
                            op.code() == Code::kConvert || op.code() == Code::kRedistribute;
     const size_t units = std::max<size_t>(1, op.parts.size());
-    const size_t each = op.role == Role::kAllReduce ? 1
-                        : has_pairs                 ? 2
-                                                    : op.operands.size() / units;
+    const bool is_all_reduce =
+        op.code() == Code::kRedistribute && MovementOf(op.role) == Movement::kAllReduce;
+    const size_t each = is_all_reduce ? 1 : has_pairs ? 2 : op.operands.size() / units;
     for (size_t first = 0; first < op.operands.size(); first += each) {
       const size_t count = std::min(each, op.operands.size() - first);
       if (Texts of = ArraysOf(op.operands.subspan(first, count)); !of.empty())

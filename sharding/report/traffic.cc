@@ -47,7 +47,7 @@ std::vector<CommunicationRow> CommunicationRows(BytesOfRole predicted, BytesOfRo
   };
   return {row("gather", {Role::kGather, Role::kRefresh}),
           row("gather_secondary", {Role::kGatherSecondary}),
-          row("reduce", {Role::kReduce, Role::kAllReduce}),
+          row("reduce", {Role::kSumTensor, Role::kReduce, Role::kAllReduce}),
           row("gather_gradient", {Role::kGatherGradient}),
           row("exchange", {Role::kExchange, Role::kExchangeNorms})};
 }

@@ -95,17 +95,20 @@ TEST(PlanLaws, NothingIsReadBeforeItIsWrittenAndLiveMemoryDoesNotOverlap) {
   }
 }
 
-// With tensor ranks beside the world, records have the squares of units that are whole over tensor.
+// With tensor ranks beside the world, records have the squares of units that are whole over tensor,
+// and gradients that are terms are added up before they are reduced.
 TEST(PlanLaws, SquaresThatAreComparedComeWithTheRecords) {
-  int compared = 0;
+  int compared = 0, summed = 0;
   for (int number = 1; number <= Cases(100); ++number) {
     RandomCase random_case = CaseOf(number);
     Random random(random_case.seed);
     for (const UnitSpec& unit : random_case.model.units) {
-      const bool whole = random.OneIn(2);
-      for (const ParameterId id : unit.parameters)
-        random_case.model.parameters[static_cast<size_t>(id)].over_tensor =
-            whole ? OverTensor::kWhole : OverTensor::kLocal;
+      const bool whole = random.OneIn(2), sums = whole && random.OneIn(2);
+      for (const ParameterId id : unit.parameters) {
+        ParameterSpec& parameter = random_case.model.parameters[static_cast<size_t>(id)];
+        parameter.over_tensor = whole ? OverTensor::kWhole : OverTensor::kLocal;
+        parameter.sums_gradient = sums;
+      }
     }
     PlanInputs inputs = random_case.inputs();
     inputs.verdict_ranks = 2 * random_case.world;
@@ -114,6 +117,7 @@ TEST(PlanLaws, SquaresThatAreComparedComeWithTheRecords) {
     ASSERT_OK_AND_ASSIGN(const Plan walk, PlanWalk(inputs));
     ASSERT_OK_AND_ASSIGN(const Plan drain, PlanDrain(inputs));
     compared += !step.decisions.compared.empty();
+    summed += step.BytesOf(Role::kSumTensor) > 0;
     const int64_t of_rank = kExchangeBytes + 8 * std::ssize(step.decisions.compared);
     EXPECT_EQ(step.BytesOf(Role::kExchange), (inputs.verdict_ranks - 1) * of_rank);
     const std::vector<const Plan*> plans = {&step, &walk, &drain};
@@ -126,6 +130,7 @@ TEST(PlanLaws, SquaresThatAreComparedComeWithTheRecords) {
     ASSERT_EQ(replay.violation(), "");
   }
   EXPECT_GT(compared, 50);
+  EXPECT_GT(summed, 25);
 }
 
 // With secondary shards a step gathers in other groups than a walk does, and there must be room for

@@ -99,6 +99,7 @@ TEST(PlanLaws, EachKindOfOperationHasItsStream) {
       {Role::kFillSecondary, {kGather}},
       {Role::kGatherSecondary, {kGather}},
       {Role::kRefresh, {kGather}},
+      {Role::kSumTensor, {kReduce}},
       {Role::kCast, {kReduce}},
       {Role::kReduce, {kReduce}},
       {Role::kAllReduce, {kReduce}},

@@ -240,6 +240,9 @@ void Replay::Touch(int thing, const Op& operation) {
     case Role::kGatherSecondary:
       GatherSecondary(thing, operation);
       break;
+    case Role::kSumTensor:
+      SumTensor(thing, operation);
+      break;
     case Role::kCast:
       Cast(thing, operation);
       break;

@@ -72,6 +72,9 @@ class Replay {
   void Gather(int thing, const Op& operation);
   void FillSecondary(int thing, const Op& operation);
   void GatherSecondary(int thing, const Op& operation);
+  void SumTensor(int thing, const Op& operation);
+  // What a reduction finds in the whole gradient of the scope.
+  Content WholeContent(int unit, int scope) const;
   void Cast(int thing, const Op& operation);
   void Reduce(int thing, const Op& operation);
   void AllReduce(int thing, const Op& operation);

@@ -3,10 +3,24 @@
 
 namespace ebb::sharding {
 
+void Replay::SumTensor(int thing, const Op& operation) {
+  for (const Part& part : operation.parts) {
+    if (!plan_->decisions.sums_tensor[static_cast<size_t>(part.unit)])
+      Fail(absl::StrCat("unit ", part.unit, ": summed over tensor"));
+    memory_.Read(thing, WholeGradient(part.scope), GradientOf(Content::kWholeGradient, part.scope));
+    memory_.Write(thing, WholeGradient(part.scope), GradientOf(Content::kTensorSum, part.scope));
+  }
+}
+
+Content Replay::WholeContent(int unit, int scope) const {
+  const bool sums = plan_->decisions.sums_tensor[static_cast<size_t>(unit)];
+  return GradientOf(sums ? Content::kTensorSum : Content::kWholeGradient, scope);
+}
+
 void Replay::Cast(int thing, const Op& operation) {
   for (size_t i = 0; i < operation.parts.size(); ++i) {
     const int scope = operation.parts[i].scope;
-    memory_.Read(thing, WholeGradient(scope), GradientOf(Content::kWholeGradient, scope));
+    memory_.Read(thing, WholeGradient(scope), WholeContent(operation.parts[i].unit, scope));
     memory_.Write(thing, Reduced(operation, i), GradientOf(Content::kCastGradient, scope));
   }
 }
@@ -19,7 +33,7 @@ void Replay::Reduce(int thing, const Op& operation) {
     if (casts(part.unit)) {
       memory_.Read(thing, source, GradientOf(Content::kCastGradient, part.scope));
     } else {
-      memory_.Read(thing, source, GradientOf(Content::kWholeGradient, part.scope));
+      memory_.Read(thing, source, WholeContent(part.unit, part.scope));
     }
     if (plan_->decisions.replicas() > 1) {
       memory_.Write(thing, Summed(operation, i), GradientOf(Content::kGroupSlice, part.scope));

@@ -23,6 +23,7 @@ struct Content {
     kFrozen,            // unit
     kMaster,            // unit, version
     kOptimizerState,    // unit, version, which state
+    kTensorSum,         // visit, step, round: of the whole gradients of all tensor ranks
     kWholeGradient,     // visit, step, round; or rounds so far where a step's are summed
     kCastGradient,      // as above
     kGroupSlice,        // as above: the sum of one shard group

@@ -9,6 +9,7 @@
 #include "ebb/runtime/engine/outcome/step_outcome.h"
 #include "ebb/runtime/engine/outcome/step_scalars.h"
 #include "ebb/runtime/engine/ranks/call_barrier.h"
+#include "ebb/runtime/engine/ranks/tensor_calls.h"
 #include "ebb/runtime/engine/state/async_reads.h"
 #include "ebb/runtime/engine/state/state_access.h"
 #include "ebb/runtime/engine/state/state_calls.h"
@@ -48,6 +49,7 @@ struct Interpreter {
   ScopeViews views;
   OpenScopes scopes;
   PausedStep paused;
+  TensorCalls tensor;
   // The calls of a trainer.
   CallBarrier barrier;
   Suspension suspension;

@@ -20,6 +20,7 @@
 #include "ebb/runtime/trace/log.h"
 #include "ebb/sharding/fit/budget.h"
 #include "ebb/sharding/placement.h"
+#include "ebb/sharding/split.h"
 
 namespace ebb {
 namespace {
@@ -50,6 +51,19 @@ absl::StatusOr<Worlds> WorldsOf(const World& given, const Config& config,
   return Worlds{std::move(data), given};
 }
 
+// The engine cuts a model, and adds gradients up over tensor, by a mesh of its own.
+absl::Status CheckCuts(const ModelSpec& model, const EngineOptions& options) {
+  if (!options.verdict.has_value()) return absl::OkStatus();
+  for (const ParameterSpec& parameter : model.parameters) {
+    if (!parameter.split && !parameter.sums_gradient) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "parameter '", parameter.name, "' has ", parameter.split ? "a split" : "sums_gradient",
+        ", for which the engine must know the tensor ranks: give Create the whole world and "
+        "\"ebb.mesh.tensor\", instead of EngineOptions::verdict"));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<EngineMembers>> MakeEngine(World world, Device device,
@@ -59,6 +73,11 @@ absl::StatusOr<std::unique_ptr<EngineMembers>> MakeEngine(World world, Device de
   if (options.error.ok()) EBB_RETURN_IF_ERROR(Validate(model));
   EBB_ASSIGN_OR_RETURN(Config resolved, config.ForWorld(world.size()));
   EBB_ASSIGN_OR_RETURN(const Worlds worlds, WorldsOf(world, resolved, options));
+  EBB_RETURN_IF_ERROR(CheckCuts(model, options));
+  const auto tensor_ranks = static_cast<int>(resolved.ebb.mesh.tensor);
+  const bool cuts_model = tensor_ranks > 1 && model.has_splits();
+  EBB_ASSIGN_OR_RETURN(model,
+                       WithBlocks(std::move(model), world.rank() % tensor_ranks, tensor_ranks));
   EBB_ASSIGN_OR_RETURN(model,
                        WithMatrixGroups(std::move(model), resolved, options.optimizer.has_value()));
   model = Divided(std::move(model), resolved, options.optimizer ? &*options.optimizer : nullptr);
@@ -73,6 +92,7 @@ absl::StatusOr<std::unique_ptr<EngineMembers>> MakeEngine(World world, Device de
                                                               .data_world = worlds.data,
                                                               .world = worlds.data,
                                                               .verdict = worlds.verdict,
+                                                              .cuts_model = cuts_model,
                                                               .device = std::move(device),
                                                               .model = std::move(model),
                                                               .config = std::move(resolved),
@@ -106,14 +126,16 @@ absl::Status Setup::Make() {
       with_.streams.Make(inputs.device, with_.plans.has_plans() ? &plan() : nullptr));
   EBB_RETURN_IF_ERROR(AgreeThatVerdictIsGiven(with_.Control(), inputs.verdict));
   EBB_RETURN_IF_ERROR(with_.communicators.MakeVerdict());
+  EBB_RETURN_IF_ERROR(with_.communicators.MakeTensor());
   const absl::Status planned = AgreeInPart(own);
-  if (inputs.verdict.has_value()) {
+  if (inputs.verdict.has_value() && !inputs.cuts_model) {
     EBB_ASSIGN_OR_RETURN(with_.verdict_ranks,
                          AgreeOnVerdict(with_.AllRanks(), inputs, given, planned));
   } else {
     EBB_RETURN_IF_ERROR(planned);
-    with_.verdict_ranks = {.mesh = MeshOf(inputs.config, inputs.size()), .own = inputs.rank()};
-    for (int r = 0; r < inputs.size(); ++r) with_.verdict_ranks.ranks.push_back(r);
+    const World& all = inputs.of_calls();
+    with_.verdict_ranks = {.mesh = MeshOf(inputs.config, all.size()), .own = all.rank()};
+    for (int r = 0; r < all.size(); ++r) with_.verdict_ranks.ranks.push_back(r);
   }
   EBB_RETURN_IF_ERROR(AmongAllRanks(MeasureInPart(measuring)));
   EBB_RETURN_IF_ERROR(

@@ -169,7 +169,8 @@ void Issuer::Redistribute(LinkedList& run, int index, const StepTag& step, Strea
       status = along.AllToAllV(stream, spans, dtype);
       break;
     case sharding::Movement::kAllReduce:
-      status = along.AllReduce(stream, spans, dtype, ReduceOp::kSum, step.divide);
+      status =
+          along.AllReduce(stream, spans, dtype, ReduceOp::kSum, op.divides ? step.divide : 1.0f);
       break;
   }
   peers_.NoteCollective(along, std::move(status), core_.errors);

@@ -17,7 +17,8 @@ namespace ebb {
 absl::Status CallBarrier::WaitOnStepCommunicators() {
   for (EngineCommunicators::OfSteps& of : core_.communicators.of_steps()) {
     // Parts of a model that is divided over tensor make such calls by themselves.
-    if (core_.inputs.verdict.has_value() && of.axes == kWorldAxes) continue;
+    const bool has_parts = core_.inputs.verdict.has_value() && !core_.inputs.cuts_model;
+    if (has_parts && of.axes.Has(Axis::kTensor)) continue;
     Communicator& communicator = of.communicator;
     Stream& stream = *core_.streams.all()[of.line];
     peers_.NoteCollective(communicator, communicator.Barrier(stream), core_.errors);
@@ -49,10 +50,11 @@ absl::Status CallBarrier::Enter(CallKind call, int64_t subject, const absl::Stat
   if (broken.ok()) {
     ExchangeRecord record{.scopes_hash = log_.hash};
     if (!own.ok()) record.SetError(own);
-    std::vector<ExchangeRecord> records(static_cast<size_t>(core_.inputs.size()));
+    std::vector<ExchangeRecord> records(static_cast<size_t>(core_.inputs.of_calls().size()));
     broken = GatherRecords(core_.communicators.Control(core_.streams.reduce()), record, records);
     if (broken.ok()) {
-      ranks = Conclude(records, [this](int rank) { return core_.inputs.world.RankName(rank); });
+      ranks =
+          Conclude(records, [this](int rank) { return core_.inputs.of_calls().RankName(rank); });
     } else {
       broken = outcome_.Located(broken, log_.entries);
       core_.errors.Fail(

@@ -24,7 +24,9 @@ absl::Status EngineCommunicators::MakeForHost(std::string_view name, MemoryLedge
                                               std::optional<Communicator>& communicator,
                                               DeviceMirror& mirror) const {
   if (communicator.has_value()) return absl::OkStatus();
-  EBB_ASSIGN_OR_RETURN(Communicator made, inputs_.world.NewCommunicator(OptionsOf(name)));
+  CommunicatorOptions options = OptionsOf(name);
+  if (inputs_.cuts_model) options.reduction_group = 0;  // nothing is summed
+  EBB_ASSIGN_OR_RETURN(Communicator made, inputs_.of_calls().NewCommunicator(options));
   communicator.emplace(std::move(made));
   constexpr int64_t kMirrorBytes = int64_t{1} << 20, kOfRankMin = 512;
   const absl::Status mirrored = mirror.Allocate(
@@ -47,6 +49,14 @@ absl::Status EngineCommunicators::MakeVerdict() {
   return absl::OkStatus();
 }
 
+absl::Status EngineCommunicators::MakeTensor() {
+  const Mesh mesh = MeshOf(inputs_.config, inputs_.given_world.size());
+  if (mesh.size(Axis::kTensor) == 1) return absl::OkStatus();
+  const int data = mesh.index(inputs_.given_world.rank(), kDataAxes);
+  EBB_RETURN_IF_ERROR(Split(*inputs_.verdict, "tensor", data, StreamId::kCompute, Axis::kTensor));
+  return Split(*inputs_.verdict, "tensor gradients", data, StreamId::kReduce, Axis::kTensor);
+}
+
 absl::Status EngineCommunicators::MakeAsyncReads(MemoryLedger& ledger) {
   return MakeForHost("async reads", ledger, async_reads_, async_reads_mirror_);
 }
@@ -57,12 +67,12 @@ absl::Status EngineCommunicators::Make(std::string_view name, StreamId stream, A
   return absl::OkStatus();
 }
 
-absl::Status EngineCommunicators::Split(std::string_view name, int group, StreamId stream,
-                                        Axes axes) {
+absl::Status EngineCommunicators::Split(const World& world, std::string_view name, int group,
+                                        StreamId stream, Axes axes) {
   CommunicatorOptions options = OptionsOf(name);
   options.reduction_group = 0;  // the world's need not divide its parts
   EBB_ASSIGN_OR_RETURN(const World part,
-                       inputs_.world.Divide(/*colour=*/group, /*key=*/inputs_.rank(), options));
+                       world.Divide(/*colour=*/group, /*key=*/world.rank(), options));
   EBB_ASSIGN_OR_RETURN(Communicator made, part.NewCommunicator(options));
   of_steps_.push_back({LineOf(stream), axes, std::move(made)});
   return absl::OkStatus();
@@ -84,21 +94,22 @@ Communicator& EngineCommunicators::Along(StreamId stream, Axes axes) {
 
 absl::Status EngineCommunicators::MakeGather(int shards) {
   if (shards == inputs_.size()) return Make("gather", StreamId::kGather, kShardAxes);
-  return Split("gather", inputs_.rank() / shards, StreamId::kGather, kShardAxes);
+  return Split(inputs_.world, "gather", inputs_.rank() / shards, StreamId::kGather, kShardAxes);
 }
 
 // Gathers of either kind are on one stream; these reach the ranks of one group only.
 absl::Status EngineCommunicators::MakeSecondary(int secondary_shards) {
   if (secondary_shards == 0) return absl::OkStatus();
-  return Split("gather secondary", inputs_.rank() / secondary_shards, StreamId::kGather,
-               Axis::kInner);
+  return Split(inputs_.world, "gather secondary", inputs_.rank() / secondary_shards,
+               StreamId::kGather, Axis::kInner);
 }
 
 absl::Status EngineCommunicators::MakeReduce(int shards) {
   if (shards == inputs_.size()) return Make("reduce", StreamId::kReduce, kShardAxes);
-  EBB_RETURN_IF_ERROR(Split("reduce", inputs_.rank() / shards, StreamId::kReduce, kShardAxes));
   EBB_RETURN_IF_ERROR(
-      Split("replicas", inputs_.rank() % shards, StreamId::kReduce, Axis::kReplica));
+      Split(inputs_.world, "reduce", inputs_.rank() / shards, StreamId::kReduce, kShardAxes));
+  EBB_RETURN_IF_ERROR(
+      Split(inputs_.world, "replicas", inputs_.rank() % shards, StreamId::kReduce, Axis::kReplica));
   return inputs_.verdict.has_value() ? absl::OkStatus()
                                      : Make("exchange", StreamId::kReduce, kWorldAxes);
 }

@@ -23,6 +23,8 @@ class EngineCommunicators {
   absl::Status MakeControl(MemoryLedger& ledger);
   // For the exchange of records, if the verdict is of more ranks than the world.
   absl::Status MakeVerdict();
+  // Of the tensor ranks of ebb.mesh: for the trainer's kernels, and for gradients that are sums.
+  absl::Status MakeTensor();
   // `shards`: ranks that each unit is cut over.
   absl::Status MakeGather(int shards);
   // The communicator of the ranks that hold a secondary copy.
@@ -34,12 +36,12 @@ class EngineCommunicators {
   // For reading state beside steps. A second call does nothing.
   absl::Status MakeAsyncReads(MemoryLedger& ledger);
   HostLane AsyncReads(Stream& stream) {
-    return {*async_reads_, stream, async_reads_mirror_, inputs_.world};
+    return {*async_reads_, stream, async_reads_mirror_, inputs_.of_calls()};
   }
 
   Communicator& control() { return *control_; }
   // The control communicator for data in host memory; `stream`: the reduce stream.
-  HostLane Control(Stream& stream) { return {*control_, stream, mirror_, inputs_.world}; }
+  HostLane Control(Stream& stream) { return {*control_, stream, mirror_, inputs_.of_calls()}; }
   // Likewise of the verdict, before the first step; after MakeVerdict.
   HostLane Verdict(Stream& stream) { return {of_verdict(), stream, mirror_, *inputs_.verdict}; }
 
@@ -73,7 +75,8 @@ class EngineCommunicators {
                            std::optional<Communicator>& communicator, DeviceMirror& mirror) const;
   // Among all ranks, or among those of the same group.
   absl::Status Make(std::string_view name, sharding::StreamId stream, Axes axes);
-  absl::Status Split(std::string_view name, int group, sharding::StreamId stream, Axes axes);
+  absl::Status Split(const World& world, std::string_view name, int group,
+                     sharding::StreamId stream, Axes axes);
 
   const EngineInputs& inputs_;
   std::optional<Communicator> control_;

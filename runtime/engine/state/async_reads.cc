@@ -93,7 +93,10 @@ absl::Status AsyncReads::MakeRead() {
 std::vector<AsyncReads::Array> AsyncReads::ArraysOf(int unit) const {
   std::vector<Array> arrays;
   const ModelSpec& model = core_.inputs.model;
+  const EngineInputs& inputs = core_.inputs;
   const auto add = [&](ParameterId p, StateClass what, const std::string& state) {
+    // The first tensor rank gives what all of them have.
+    if (!model[p].block && inputs.tensor_rank() > 0) return;
     const absl::StatusOr<StateAccess::Found> found = state_.Find(p, {what, state});
     if (!found.ok() || found->begin == found->end) return;
     auto array = std::find_if(arrays.begin(), arrays.end(), [&](const Array& other) {
@@ -104,7 +107,10 @@ std::vector<AsyncReads::Array> AsyncReads::ArraysOf(int unit) const {
           sharding::SectionOf(core_.plans.plan(), unit, found->array.trainable).shard;
       array = arrays.insert(array, {.range = {.array = found->array, .end = end}, .parts = {}});
     }
-    array->parts.push_back({{what, state, p, found->begin, found->end}, found->offset});
+    int64_t end = found->end;
+    if (model[p].block) end = std::min(end, Elements(ShownShape(model[p])));
+    if (found->begin < end)
+      array->parts.push_back({{what, state, p, found->begin, end}, found->offset});
   };
   const std::vector<ParameterId>& parameters = model.units[static_cast<size_t>(unit)].parameters;
   for (const ParameterId p : parameters) add(p, StateClass::kMaster, "");

@@ -14,6 +14,7 @@
 #include "ebb/sharding/fingerprint.h"
 #include "ebb/sharding/interval.h"
 #include "ebb/sharding/plan_facts.h"
+#include "ebb/sharding/split.h"
 
 namespace ebb {
 namespace {
@@ -70,8 +71,15 @@ bool InitialValues::OfStates() const {
                      });
 }
 
-Slice InitialValues::Of(const sharding::Interval& interval) const {
-  return sharding::SliceOf(inputs.model, interval.parameter, interval.begin, interval.end);
+// `values` is of the interval.
+absl::Status InitialValues::FillFrom(const sharding::Interval& interval,
+                                     std::span<float> values) const {
+  return ForEachSlice(inputs.model, interval.parameter, interval.begin, interval.end,
+                      [&](const Slice& slice, int64_t local) {
+                        const auto count = static_cast<size_t>(slice.end - slice.begin);
+                        return AskTwice(inputs.model, slice,
+                                        values.subspan(static_cast<size_t>(local), count));
+                      });
 }
 
 // Runs that are as long as a slot of the staging is, each by all threads.
@@ -85,8 +93,7 @@ absl::Status InitialValues::Fill(StateValues& state) {
            sharding::IntervalsIn(section, first + from, first + to)) {
         const auto at = static_cast<size_t>(from + interval.offset),
                    count = static_cast<size_t>(interval.end - interval.begin);
-        const absl::Status asked =
-            AskTwice(inputs.model, Of(interval), std::span(values).subspan(at, count));
+        const absl::Status asked = FillFrom(interval, std::span(values).subspan(at, count));
         const std::lock_guard lock(mutex);
         error.Update(asked);
       }
@@ -154,15 +161,18 @@ absl::Status InitialValues::AskInTurn(const sharding::Section& section, int64_t 
                                       std::span<float> values) const {
   for (const sharding::Interval& interval :
        sharding::IntervalsIn(section, begin, begin + std::ssize(values))) {
-    EBB_RETURN_IF_ERROR(Ask(inputs.model, Of(interval),
-                            values.subspan(static_cast<size_t>(interval.offset),
-                                           static_cast<size_t>(interval.end - interval.begin))));
+    EBB_RETURN_IF_ERROR(
+        Ask(inputs.model,
+            sharding::SliceOf(inputs.model, interval.parameter, interval.begin, interval.end),
+            values.subspan(static_cast<size_t>(interval.offset),
+                           static_cast<size_t>(interval.end - interval.begin))));
   }
   return absl::OkStatus();
 }
 
 // A rank that has an error broadcasts and receives on: the others wait for every piece.
 absl::Status InitialValues::FillAsRank0(StateValues& state, bool is_rank_0, Broadcast broadcast) {
+  if (inputs.cuts_model) return FillBlocksAsRank0(state, is_rank_0, broadcast);
   absl::Status own;
   std::vector<float> values;
   for (int unit = 0; unit < static_cast<int>(inputs.model.units.size()); ++unit) {
@@ -176,6 +186,65 @@ absl::Status InitialValues::FillAsRank0(StateValues& state, bool is_rank_0, Broa
         EBB_RETURN_IF_ERROR(broadcast(values));
         if (slice != state.shard() || !own.ok()) continue;
         own = Store(state, unit, trainable, begin, values);
+      }
+    }
+  }
+  own.Update(state.Await());
+  return own;
+}
+
+namespace {
+
+// Elements [begin, begin + values.size()) of a whole parameter go to where the rank has them: in
+// `slice`, which is elements [first, first + slice.size()) of the section.
+void TakeOfWhole(const ParameterSpec& parameter, int64_t begin, std::span<const float> values,
+                 const sharding::PlacedParameter& placed, int64_t first, std::span<float> slice) {
+  const int64_t end = begin + std::ssize(values);
+  std::vector<RunOfRank> runs = {{.run = {.whole = begin, .local = begin, .count = end - begin}}};
+  if (parameter.block) {
+    const Block& block = *parameter.block;
+    runs = RunsOfWhole(block.whole_shape, *parameter.split, block.ranks, begin, end);
+    std::erase_if(runs, [&](const RunOfRank& of) { return of.rank != block.rank; });
+  }
+  for (const auto& [rank, run] : runs) {
+    const int64_t at = placed.offset + run.local - first;  // in the slice
+    const int64_t from = std::max<int64_t>(at, 0),
+                  to = std::min<int64_t>(at + run.count, std::ssize(slice));
+    if (from < to)
+      std::copy_n(values.begin() + (run.whole - begin) + (from - at), to - from,
+                  slice.begin() + from);
+  }
+}
+
+}  // namespace
+
+absl::Status InitialValues::FillBlocksAsRank0(StateValues& state, bool is_rank_0,
+                                              Broadcast broadcast) {
+  absl::Status own;
+  std::vector<float> values, mine;
+  for (int unit = 0; unit < static_cast<int>(inputs.model.units.size()); ++unit) {
+    for (const bool trainable : {true, false}) {
+      const sharding::Section& section = sharding::SectionOf(state.plan(), unit, trainable);
+      const int64_t first = state.shard() * section.shard;
+      mine.assign(static_cast<size_t>(section.shard), 0);
+      for (const sharding::PlacedParameter& placed : section.placements) {
+        const ParameterSpec& parameter = inputs.model[placed.parameter];
+        const std::vector<int64_t>& shape = WholeShape(parameter);
+        const int64_t elements = Elements(shape);
+        for (int64_t begin = 0, end = 0; begin < elements; begin = end) {
+          end = std::min(elements, begin + sharding::kRunElements);
+          values.assign(static_cast<size_t>(end - begin), 0);
+          const Slice slice = {placed.parameter, parameter.name, shape, begin, end};
+          if (is_rank_0 && own.ok()) own = Ask(inputs.model, slice, values);
+          EBB_RETURN_IF_ERROR(broadcast(values));
+          TakeOfWhole(parameter, begin, values, placed, first, mine);
+        }
+      }
+      for (int64_t begin = 0; begin < section.shard && own.ok(); begin += sharding::kRunElements) {
+        const int64_t count = std::min(section.shard - begin, sharding::kRunElements);
+        own =
+            Store(state, unit, trainable, first + begin,
+                  std::span(mine).subspan(static_cast<size_t>(begin), static_cast<size_t>(count)));
       }
     }
   }

@@ -111,11 +111,13 @@ absl::Status ParameterCopy::Exchange(std::span<const Transfer> transfers, int64_
     if (from == rank_) {
       message.send = mirror_.Of(send_.data(), 0) + sent;
       sent += bytes;
-      called = control.Send(stream, {&message, 1}, DType::kInt8, to);
+      called = control.Send(stream, {&message, 1}, DType::kInt8,
+                            inputs_.CallRank(to, inputs_.tensor_rank()));
     } else {
       message.receive = mirror_.Of(receive_.data(), kBytesMax) + received;
       received += bytes;
-      called = control.Receive(stream, {&message, 1}, DType::kInt8, from);
+      called = control.Receive(stream, {&message, 1}, DType::kInt8,
+                               inputs_.CallRank(from, inputs_.tensor_rank()));
     }
     if (!called.ok()) control.Abort(called);
   }

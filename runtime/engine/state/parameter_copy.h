@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "ebb/runtime/comm/communicator.h"
 #include "ebb/runtime/device/buffer.h"
+#include "ebb/runtime/engine/engine_inputs.h"
 #include "ebb/runtime/engine/ranks/host_lane.h"
 #include "ebb/runtime/engine/state/state_access.h"
 #include "ebb/runtime/trace/ledger.h"
@@ -24,8 +25,13 @@ class ParameterCopy {
  public:
   // All but `source` are the destination's. `mirror`: for data between ranks, kept between copies.
   ParameterCopy(StateAccess& source, StateAccess& destination, const HostLane& lane,
-                DeviceMirror& mirror, int rank)
-      : source_(source), destination_(destination), lane_(lane), mirror_(mirror), rank_(rank) {}
+                DeviceMirror& mirror, const EngineInputs& inputs)
+      : source_(source),
+        destination_(destination),
+        lane_(lane),
+        mirror_(mirror),
+        inputs_(inputs),
+        rank_(inputs.rank()) {}
 
   // Plans the copy and takes its memory, which the destination's `ledger` counts meanwhile.
   absl::Status Prepare(const Device& device, int ranks, MemoryLedger& ledger);
@@ -48,7 +54,8 @@ class ParameterCopy {
   StateAccess& destination_;
   const HostLane lane_;
   DeviceMirror& mirror_;
-  const int rank_;
+  const EngineInputs& inputs_;
+  const int rank_;  // of data; tensor ranks copy their own blocks
   sharding::CopyPlan plan_;
   Buffer send_, receive_;
   MemoryLedger::Charge charge_;

@@ -16,6 +16,7 @@
 #include "ebb/runtime/engine/updates/update_table.h"
 #include "ebb/sharding/interval.h"
 #include "ebb/sharding/plan_facts.h"
+#include "ebb/sharding/split.h"
 
 namespace ebb {
 
@@ -55,6 +56,19 @@ StateAccess::StateAccess(const Core& core, const OptimizerStateNames& names, Iss
       initial_{core.inputs},
       lane_(core.communicators.Control(core.streams.reduce())),
       values_(core, issuer, verifier, {.team = &core.streams.compute().team()}) {}
+
+namespace {
+
+// The values of a slice, of which the first is values[local].
+template <class Value>
+std::span<Value> PartOf(std::span<Value> values, const Slice& slice, int64_t local) {
+  return values.subspan(static_cast<size_t>(local), static_cast<size_t>(slice.end - slice.begin));
+}
+std::span<const float> PartOf(const std::vector<float>& values, const Slice& slice, int64_t local) {
+  return PartOf(std::span(values), slice, local);
+}
+
+}  // namespace
 
 using sharding::SliceOf;
 using sharding::StateArray;
@@ -134,7 +148,10 @@ absl::Status StateAccess::Read(std::optional<ParameterId> p, What what, float sc
     EBB_RETURN_IF_ERROR(values_.Read(range, values, goes_on ? &pieces[i + 1].range : nullptr));
     if (scale != 1)
       for (float& value : values) value *= scale;
-    return sink(slice, values);
+    return ForEachSlice(model(), slice.parameter, slice.begin, slice.end,
+                        [&](const Slice& whole, int64_t local) {
+                          return sink(whole, PartOf(values, whole, local));
+                        });
   };
   absl::Status status;
   for (size_t i = 0; i < pieces.size() && status.ok(); ++i) status = read(i);
@@ -168,6 +185,19 @@ absl::Status StateAccess::WriteParameters(const StateRange& range, std::span<flo
   return sharding::CopiesMasters(plan(), unit) ? values_.Write(range, values) : absl::OkStatus();
 }
 
+// `slice`: what this rank has. What is behind a block becomes 0.
+absl::Status StateAccess::Ask(const Initialiser& source, const Slice& slice,
+                              std::span<float> values) const {
+  int64_t filled = 0;
+  EBB_RETURN_IF_ERROR(ForEachSlice(model(), slice.parameter, slice.begin, slice.end,
+                                   [&](const Slice& whole, int64_t local) {
+                                     filled = local + whole.end - whole.begin;
+                                     return source(whole, PartOf(values, whole, local));
+                                   }));
+  std::fill(values.begin() + filled, values.end(), 0.0f);
+  return absl::OkStatus();
+}
+
 absl::Status StateAccess::Write(std::optional<ParameterId> p, What what, float scale,
                                 const Initialiser& source) {
   EBB_ASSIGN_OR_RETURN(const std::vector<Piece> pieces, PiecesOf(p, what));
@@ -178,11 +208,11 @@ absl::Status StateAccess::Write(std::optional<ParameterId> p, What what, float s
         scale == 1 && what.of != StateClass::kParameter ? values_.InPlace(range) : nullptr;
     if (in_place != nullptr) {
       const std::span<float> own(in_place, static_cast<size_t>(range.count()));
-      EBB_RETURN_IF_ERROR(source(slice, own));
+      EBB_RETURN_IF_ERROR(Ask(source, slice, own));
       return CastMasters(range, own);
     }
     values.resize(static_cast<size_t>(range.count()));
-    EBB_RETURN_IF_ERROR(source(slice, values));
+    EBB_RETURN_IF_ERROR(Ask(source, slice, values));
     EBB_RETURN_IF_ERROR(CheckBytes(model()[slice.parameter], values));
     if (scale != 1)
       for (float& value : values) value /= scale;
@@ -212,11 +242,16 @@ absl::Status StateAccess::Gather(ParameterId p, What what, float scale, int root
   EBB_RETURN_IF_ERROR(AgreeOnStatus(lane_, read));
   const sharding::Section& section =
       sharding::SectionOf(plan(), own.array.unit, own.array.trainable);
-  const bool receives = root < 0 || root == core_.inputs.rank();
+  const EngineInputs& inputs = core_.inputs;
+  const int me = inputs.of_calls().rank(), shards = plan().decisions.shards;
+  const bool receives = root < 0 || root == me;
   std::vector<float> values;
   absl::Status taken;
-  for (int r = 0; r < plan().decisions.shards; ++r) {  // the first shard group has it all
-    const bool sends = core_.inputs.rank() == r;
+  // The first shard group has it all, and of a whole parameter the first tensor rank.
+  const int blocks = model()[p].block ? inputs.tensor_ranks() : 1;
+  for (int part = 0; part < blocks * shards; ++part) {
+    const int tensor = part / shards, r = part % shards, from = inputs.CallRank(r, tensor);
+    const bool sends = me == from;
     if (!sends && !receives) continue;
     for (const sharding::Interval& interval : sharding::IntervalsOf(section, r)) {
       if (interval.parameter != p) continue;
@@ -227,8 +262,12 @@ absl::Status StateAccess::Gather(ParameterId p, What what, float scale, int root
         if (sends && read.ok()) read = values_.Read(own.Range(begin, end), values);
         if (sends && scale != 1)
           for (float& value : values) value *= scale;
-        if (!sends || root != r) EBB_RETURN_IF_ERROR(Pass(values, r, root));
-        if (receives && taken.ok()) taken = sink(SliceOf(model(), p, begin, end), values);
+        if (!sends || root != from) EBB_RETURN_IF_ERROR(Pass(values, from, root));
+        if (!receives || !taken.ok()) continue;
+        taken =
+            ForEachSliceOf(model(), p, tensor, begin, end, [&](const Slice& whole, int64_t local) {
+              return sink(whole, PartOf(values, whole, local));
+            });
       }
     }
   }
@@ -239,7 +278,8 @@ absl::Status StateAccess::Gather(ParameterId p, What what, float scale, int root
 // Called by ranks that send or receive. `to`: -1: all.
 absl::Status StateAccess::Pass(std::span<float> values, int from, int to) {
   const auto& [control, stream, mirror, world] = lane_;
-  const bool sends = core_.inputs.rank() == from, receives = to < 0 || to == core_.inputs.rank();
+  const int me = core_.inputs.of_calls().rank();
+  const bool sends = me == from, receives = to < 0 || to == me;
   auto* const host = reinterpret_cast<std::byte*>(values.data());
   const auto bytes = static_cast<int64_t>(values.size_bytes());
   const int64_t piece = mirror.Fitting(bytes, /*others=*/0);
@@ -292,7 +332,7 @@ absl::Status StateAccess::Spread(const sharding::SpreadClasses& classes) {
 absl::Status StateAccess::FillSlices() {
   if (!core_.inputs.options.initial_values_of_rank_0) return initial_.Fill(values_);
   return initial_.FillAsRank0(
-      values_, /*is_rank_0=*/core_.inputs.rank() == 0,
+      values_, /*is_rank_0=*/core_.inputs.of_calls().rank() == 0,
       [this](std::span<float> values) { return Pass(values, /*from=*/0, /*to=*/-1); });
 }
 

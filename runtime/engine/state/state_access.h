@@ -111,6 +111,7 @@ class StateAccess {
   };
 
   absl::StatusOr<std::vector<Piece>> PiecesOf(std::optional<ParameterId> p, What what) const;
+  absl::Status Ask(const Initialiser& source, const Slice& slice, std::span<float> values) const;
   absl::Status WriteParameters(const sharding::StateRange& range, std::span<float> values);
   absl::Status Pass(std::span<float> values, int from, int to);
   absl::Status Spread(const sharding::SpreadClasses& classes);

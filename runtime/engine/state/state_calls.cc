@@ -94,8 +94,8 @@ absl::Status StateCalls::Write(std::optional<ParameterId> p, StateAccess::What w
 absl::Status StateCalls::Gather(ParameterId p, StateAccess::What what, std::span<float> whole,
                                 int root) {
   const auto fits = [&] {
-    const int64_t elements = Elements(core_.inputs.model[p].shape);
-    if ((root >= 0 && root != core_.inputs.rank()) || std::ssize(whole) == elements)
+    const int64_t elements = Elements(WholeShape(core_.inputs.model[p]));
+    if ((root >= 0 && root != core_.inputs.of_calls().rank()) || std::ssize(whole) == elements)
       return absl::OkStatus();
     return absl::InvalidArgumentError(absl::StrCat("Gather of '", core_.inputs.model[p].name,
                                                    "' into ", whole.size(), " elements: it has ",
@@ -120,9 +120,9 @@ absl::Status StateCalls::Gather(ParameterId p, StateAccess::What what, int root,
   const auto check = [&]() -> absl::Status {
     EBB_RETURN_IF_ERROR(MayLook(what.of));
     EBB_RETURN_IF_ERROR(CheckHas(p, what));
-    if (root < -1 || root >= core_.inputs.size())
+    if (root < -1 || root >= core_.inputs.of_calls().size())
       return absl::InvalidArgumentError(
-          absl::StrCat("Gather to root ", root, " in a world of ", core_.inputs.size()));
+          absl::StrCat("Gather to root ", root, " in a world of ", core_.inputs.of_calls().size()));
     return fits();
   };
   EBB_RETURN_IF_ERROR(AgreeOnStatus(Control(), check()));
@@ -223,7 +223,7 @@ absl::Status StateCalls::CopyParametersFrom(StateCalls& source) {
                      "' while a Step or Evaluation of it is alive: finish or drop it first"));
   }
   core_.calls.Note(CallKind::kCopy);
-  ParameterCopy copy(source.state_, state_, Control(), copy_mirror_, core_.inputs.rank());
+  ParameterCopy copy(source.state_, state_, Control(), copy_mirror_, core_.inputs);
   absl::Status own = outcome_.AwaitVerdicts();
   own.Update(source.outcome_.AwaitVerdicts());
   if (own.ok()) own = source.CheckCopyInto(*this);

@@ -99,7 +99,7 @@ TensorView ScopeViews::ViewOf(ParameterId p, const sharding::ParameterLocation& 
       .data = core_.storage.At(sharding::WholePlace(plan(), location.unit, location.trainable)) +
               location.offset * SizeOf(dtype),
       .dtype = dtype,
-      .shape = core_.inputs.model.parameters[index].shape,
+      .shape = ShownShape(core_.inputs.model.parameters[index]),
       .origin = view_errors_.Of(Shown::kParameter, static_cast<int>(index))};
 }
 
@@ -179,7 +179,7 @@ BackwardScope::Fused ScopeViews::Gradient(int64_t id, ParameterId p, bool zero_f
   if (first && zero_fill) core_.streams.compute().Zero(data, location->elements * SizeOf(dtype));
   return {.tensor = {.data = data,
                      .dtype = dtype,
-                     .shape = model.parameters[index].shape,
+                     .shape = ShownShape(model.parameters[index]),
                      .origin = view_errors_.Of(Shown::kGradient, static_cast<int>(index))},
           .beta = first ? 0.0f : 1.0f};
 }

@@ -4,6 +4,7 @@
 #include "ebb/runtime/engine/engine_inputs.h"
 #include "ebb/runtime/engine/issue/runnable_plans.h"
 #include "ebb/sharding/interval.h"
+#include "ebb/sharding/split.h"
 
 namespace ebb {
 
@@ -18,11 +19,15 @@ OwnOptimizer::OwnOptimizer(const OptimizerSpec& spec, const ModelSpec& model, co
          sharding::IntervalsIn(section, begin, begin + group.count())) {
       const ParameterSpec& parameter = model[interval.parameter];
       const auto named = config.ebb.parameter_groups.find(parameter.group);
-      pieces.push_back(
-          {.slice = sharding::SliceOf(model, interval.parameter, interval.begin, interval.end),
-           .parameter = &parameter,
-           .group = named == config.ebb.parameter_groups.end() ? nullptr : &named->second,
-           .at = interval.offset});
+      const auto add = [&](const Slice& of_whole, int64_t local) {
+        pieces.push_back(
+            {.slice = of_whole,
+             .parameter = &parameter,
+             .group = named == config.ebb.parameter_groups.end() ? nullptr : &named->second,
+             .at = interval.offset + local});
+        return absl::OkStatus();
+      };
+      ForEachSlice(model, interval.parameter, interval.begin, interval.end, add).IgnoreError();
     }
   }
 }

@@ -1,0 +1,39 @@
+// The collectives of TensorAxis, on the compute stream.
+#pragma once
+
+#include <string_view>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "ebb/runtime/comm/communicator.h"
+#include "ebb/runtime/engine/core.h"
+#include "ebb/runtime/engine/ranks/step_communicators.h"
+#include "ebb/runtime/engine/tensor_view.h"
+
+namespace ebb {
+
+class TensorCalls {
+ public:
+  TensorCalls(const Core& core, StepCommunicators& peers) : core_(core), peers_(peers) {}
+
+  int rank() const;
+  int size() const;
+  void AllReduce(MutableTensorView values, ReduceOp op);
+  void AllGather(TensorView block, MutableTensorView blocks);
+  void ReduceScatter(TensorView blocks, MutableTensorView block);
+
+ private:
+  Communicator* Find() const;  // null: one rank
+  // `call`: enqueues the collective of the span. `fits`: of its views.
+  void Run(std::string_view name, const absl::Status& fits, const CollectiveSpan& span,
+           absl::FunctionRef<absl::Status(Communicator&, Stream&)> call);
+  // One rank: from one view to the other.
+  void Copy(const TensorView& from, const MutableTensorView& to);
+
+  const Core& core_;
+  StepCommunicators& peers_;
+  // Of the last call. It has run, or NCCL has taken it, when the call returns.
+  CollectiveSpan span_;
+};
+
+}  // namespace ebb
