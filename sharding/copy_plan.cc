@@ -36,50 +36,7 @@ DType StoredAs(const CopySide& side, ParameterId p) {
 }
 
 std::string ShapeText(const ParameterSpec& parameter) {
-  return absl::StrCat("[", absl::StrJoin(parameter.shape, ", "), "]");
-}
-
-// For each parameter of the destination, the source's parameter of that name.
-absl::StatusOr<std::vector<ParameterId>> MatchByName(const ModelSpec& source,
-                                                     const ModelSpec& destination) {
-  std::map<std::string_view, ParameterId> by_name;
-  for (size_t p = 0; p < source.parameters.size(); ++p)
-    by_name[source.parameters[p].name] = static_cast<ParameterId>(p);
-  std::vector<ParameterId> match;
-  std::vector<std::string> missing;
-  for (const ParameterSpec& parameter : destination.parameters) {
-    const auto found = by_name.find(parameter.name);
-    if (found == by_name.end()) {
-      missing.push_back(absl::StrCat("'", parameter.name, "'"));
-      continue;
-    }
-    const ParameterSpec& other = source[found->second];
-    if (other.shape != parameter.shape) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "parameter '", parameter.name, "' has the shape ", ShapeText(parameter),
-          ", and in the source ", ShapeText(other), "; only equal shapes can be copied"));
-    }
-    if (other.split != parameter.split) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("parameter '", parameter.name,
-                       "' is cut in another way over the tensor ranks than in the source "
-                       "(ParameterSpec::split); give both models the same"));
-    }
-    if ((other.compute == DType::kInt8) != (parameter.compute == DType::kInt8)) {
-      return absl::InvalidArgumentError(absl::StrCat("parameter '", parameter.name,
-                                                     "' is bytes on one side and numbers on the ",
-                                                     "other; only bytes can be copied into bytes"));
-    }
-    match.push_back(found->second);
-  }
-  if (missing.empty()) return match;
-  constexpr size_t kNamed = 5;
-  const size_t named = std::min(missing.size(), kNamed);
-  return absl::InvalidArgumentError(absl::StrCat(
-      "the source lacks ", missing.size(), missing.size() == 1 ? " parameter" : " parameters",
-      " of the destination: ",
-      absl::StrJoin(missing.begin(), missing.begin() + static_cast<int64_t>(named), ", "),
-      missing.size() > named ? ", ..." : "", "; names must be the same on both sides"));
+  return absl::StrCat("[", absl::StrJoin(WholeShape(parameter), ", "), "]");
 }
 
 // Puts transfers into rounds that the staging holds.
@@ -131,6 +88,42 @@ class Rounds {
 };
 
 }  // namespace
+
+absl::StatusOr<std::vector<ParameterId>> MatchByName(const ModelSpec& source,
+                                                     const ModelSpec& destination) {
+  std::map<std::string_view, ParameterId> by_name;
+  for (size_t p = 0; p < source.parameters.size(); ++p)
+    by_name[source.parameters[p].name] = static_cast<ParameterId>(p);
+  std::vector<ParameterId> match;
+  std::vector<std::string> missing;
+  for (const ParameterSpec& parameter : destination.parameters) {
+    const auto found = by_name.find(parameter.name);
+    if (found == by_name.end()) {
+      missing.push_back(absl::StrCat("'", parameter.name, "'"));
+      continue;
+    }
+    const ParameterSpec& other = source[found->second];
+    if (WholeShape(other) != WholeShape(parameter)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "parameter '", parameter.name, "' has the shape ", ShapeText(parameter),
+          ", and in the source ", ShapeText(other), "; only equal shapes can be copied"));
+    }
+    if ((other.compute == DType::kInt8) != (parameter.compute == DType::kInt8)) {
+      return absl::InvalidArgumentError(absl::StrCat("parameter '", parameter.name,
+                                                     "' is bytes on one side and numbers on the ",
+                                                     "other; only bytes can be copied into bytes"));
+    }
+    match.push_back(found->second);
+  }
+  if (missing.empty()) return match;
+  constexpr size_t kNamed = 5;
+  const size_t named = std::min(missing.size(), kNamed);
+  return absl::InvalidArgumentError(absl::StrCat(
+      "the source lacks ", missing.size(), missing.size() == 1 ? " parameter" : " parameters",
+      " of the destination: ",
+      absl::StrJoin(missing.begin(), missing.begin() + static_cast<int64_t>(named), ", "),
+      missing.size() > named ? ", ..." : "", "; names must be the same on both sides"));
+}
 
 int64_t Transfer::staged_bytes() const {
   if (from == to) return 0;

@@ -44,6 +44,11 @@ struct CopyPlan {
   int64_t staging_bytes = 0;  // the most that a rank sends or receives in one round
 };
 
+// For each parameter of the destination, the source's parameter of that name. Errors: the source
+// lacks a name, has another whole shape, or bytes for numbers.
+absl::StatusOr<std::vector<ParameterId>> MatchByName(const ModelSpec& source,
+                                                     const ModelSpec& destination);
+
 // Every parameter of the destination, in declared order, from the source's parameter of that name:
 // masters of trainable ones, values in the compute dtype of frozen ones. Other parameters of the
 // source are left out. Errors: the source lacks a name, or has another shape.

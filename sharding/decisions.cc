@@ -338,6 +338,9 @@ absl::StatusOr<Decisions> Decide(const PlanInputs& inputs, const ModelLayout& la
       decisions.compared.push_back(static_cast<int>(u));
   }
   decisions.verdict_ranks = std::max(inputs.verdict_ranks, inputs.world);
+  decisions.has_blocks =
+      std::any_of(model.parameters.begin(), model.parameters.end(),
+                  [](const ParameterSpec& parameter) { return parameter.block.has_value(); });
   for (size_t u = 0; u < units; ++u) {
     const std::vector<ParameterId>& of = model.units[u].parameters;
     decisions.sums_tensor.push_back(decisions.tensor_ranks() > 1 &&

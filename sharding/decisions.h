@@ -174,6 +174,8 @@ struct Decisions {
   int verdict_ranks = 1;
   std::vector<int> compared = {};
   int tensor_ranks() const { return verdict_ranks / world; }
+  // Some parameters are blocks of a whole (ParameterSpec::block): norms are of the whole.
+  bool has_blocks = false;
   // By unit: its gradient is a sum over tensor (ParameterSpec::sums_gradient).
   std::vector<bool> sums_tensor = {};
   DType shard_dtype(int unit) const {

@@ -128,8 +128,8 @@ class Fields {
                  takes_norms, norm_states, sets_without_norms, parameter_tier, optimizer_tier,
                  gradient_tier, activation_tier, gradients_follow, split_master,
                  stochastic_rounding, timing, timing_reason, holds, carried, shares_reads,
-                 kept_whole, accumulates, trainable, verdict_ranks, compared, sums_tensor] =
-        decisions;
+                 kept_whole, accumulates, trainable, verdict_ranks, compared, has_blocks,
+                 sums_tensor] = decisions;
     Add(world, shards, secondary_shards, stage, rounds, micro_batches_per_round, compute,
         communication, accumulation, own_compute, reduce_at_round, keeps_step_gradients,
         sums_before_reducing, gradient, sums_in_scratch, optimizer_states, matrices, direction,
@@ -137,7 +137,7 @@ class Fields {
     Add(takes_norms, norm_states, sets_without_norms, parameter_tier, optimizer_tier, gradient_tier,
         activation_tier, gradients_follow, split_master, stochastic_rounding, timing, holds,
         carried, shares_reads, kept_whole, accumulates, trainable, verdict_ranks, compared,
-        sums_tensor);
+        has_blocks, sums_tensor);
   }
   void One(const PlannedScope& scope) {
     const auto& [backward, recompute, round, visit, unit, open_tick, close_tick, gradients, input,

@@ -46,6 +46,8 @@ class Axes {
   uint8_t bits_ = 0;
 };
 inline constexpr Axes kShardAxes{Axis::kOuter, Axis::kInner};
+// The ranks that have the model together.
+inline constexpr Axes kModelAxes{Axis::kOuter, Axis::kInner, Axis::kTensor};
 inline constexpr Axes kDataAxes{Axis::kReplica, Axis::kOuter, Axis::kInner};
 inline constexpr Axes kWorldAxes{Axis::kPipeline, Axis::kReplica, Axis::kOuter, Axis::kInner,
                                  Axis::kTensor};

@@ -74,11 +74,11 @@ struct Split {
   friend bool operator==(const Split&, const Split&) = default;
 };
 
-// What a tensor rank has of a parameter with a Split. Set by Engine::Create.
+// The part of a parameter with a Split that a tensor rank has. Set by Engine::Create.
 struct Block {
   int rank = 0, ranks = 1;                // tensor rank
   std::vector<int64_t> whole_shape = {};  // ParameterSpec::shape, as the trainer gave it
-  // As scopes show it. ParameterSpec::shape is that of the largest block: each tensor rank has
+  // The shape that scopes show. ParameterSpec::shape is that of the largest block: each tensor rank has
   // memory for it, so that all have one plan. What is behind a smaller block is 0.
   std::vector<int64_t> shape = {};
 };
@@ -116,7 +116,7 @@ struct ParameterSpec {
   // Over the tensor ranks of ebb.mesh; without them it changes nothing. Initialisers, optimizers of
   // the trainer's, and calls for state see slices of the whole parameter.
   std::optional<Split> split = {};
-  // Of a parameter that is whole over tensor: the gradient of each tensor rank is a term of a sum,
+  // For a parameter that is whole over tensor: the gradient of each tensor rank is a term of a sum,
   // as of norms and biases under sequence parallelism. The engine adds the terms up before it
   // reduces the gradient over the data ranks. Otherwise the ranks' gradients must be equal.
   bool sums_gradient = false;

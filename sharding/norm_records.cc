@@ -20,7 +20,9 @@ int EntriesOf(const Section& section, const Decisions& decisions, int slice) {
 NormRecords LayOutNormRecords(const ModelLayout& layout, const Decisions& decisions) {
   NormRecords records;
   if (!decisions.has_norms()) return records;
-  records.exchanged = decisions.stage > 0 && layout.shards > 1;
+  if (decisions.has_blocks) records.tensor_ranks = decisions.tensor_ranks();
+  if (decisions.stage > 0 || records.tensor_ranks > 1)
+    records.ranks = layout.shards * records.tensor_ranks;
   records.sums = decisions.sets_without_norms;
   for (size_t u = 0; u < layout.units.size(); ++u) {
     records.first.push_back(records.entries);
@@ -43,7 +45,9 @@ NormRecords LayOutNormRecords(const ModelLayout& layout, const Decisions& decisi
 int NormEntryOf(const Section& section, const Decisions& decisions, int slice,
                 ParameterId parameter) {
   int entry = 0;
-  for (const Interval& interval : IntervalsOf(section, slice)) {
+  const std::vector<Interval> all = decisions.stage == 0 ? IntervalsIn(section, 0, section.elements)
+                                                         : IntervalsOf(section, slice);
+  for (const Interval& interval : all) {
     if (interval.parameter == parameter) return entry;
     entry += decisions.takes_norms[static_cast<size_t>(interval.parameter)] ? 1 : 0;
   }

@@ -22,8 +22,10 @@ inline constexpr int64_t kNormHeaderBytes = 64, kNormEntryBytes = 160, kNormSums
 struct NormRecords {
   std::vector<int> first;  // by unit: its first entry
   int entries = 0;
-  // False: every rank adds up whole parameters itself.
-  bool exchanged = false;
+  // Ranks that exchange them, the tensor ranks of a slice side by side: those of a shard group, for
+  // blocks of whole parameters times the tensor ranks. 1: every rank adds up whole parameters itself.
+  int ranks = 1, tensor_ranks = 1;
+  bool exchanged() const { return ranks > 1; }
   // The most sums of a rank: for each of its parameters, and for each group without norms.
   int sums = 0;
 
@@ -32,7 +34,8 @@ struct NormRecords {
 
 NormRecords LayOutNormRecords(const ModelLayout& layout, const Decisions& decisions);
 
-// The entry of a parameter in its unit, in the record of slice `slice`; -1: no part is there.
+// The entry of a parameter in its unit, in the record of slice `slice`; -1: no part is there. At
+// stage 0 every slice's record is of the whole unit.
 int NormEntryOf(const Section& section, const Decisions& decisions, int slice,
                 ParameterId parameter);
 

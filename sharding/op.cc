@@ -37,7 +37,7 @@ constexpr RoleFacts kRoleFacts[] = {
     {kConclude, "conclude", Code::kHost},
     {kParameterNorms, "parameter norms", Code::kNorm},
     {kSealNorms, "seal norms", Code::kHost},
-    Gathers(kExchangeNorms, "exchange norms", kShardAxes),
+    Gathers(kExchangeNorms, "exchange norms", kModelAxes),
     {kConcludeNorms, "conclude norms", Code::kHost},
     {kCopyControl, "copy control", Code::kCopy},
     {kUpdate, "update", Code::kUpdate},

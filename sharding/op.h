@@ -59,7 +59,7 @@ enum class Role : uint8_t {
   kConclude,        // the verdict that follows from them: records r, constants w, scale rw
   kParameterNorms,  // of a sub-group: what LAMB and LARS know of whole parameters before an update
   kSealNorms,       // this rank's record of them: sums of the device r, of the host r, record w
-  kExchangeNorms,   // all-gather of the records of a shard group
+  kExchangeNorms,   // all-gather of the records of a shard group, and of its tensor ranks
   kConcludeNorms,   // the constants that follow from them: records r, constants rw
   kCopyControl,     // records, norms and constants, between the control block and the device
   kUpdate,          // the optimizer, one sub-group of a unit

@@ -27,7 +27,7 @@ std::vector<Range> RangesOf(int64_t size, const Split& split, int rank, int rank
   if (!split.sizes.empty()) {
     const int64_t begin =
         std::accumulate(split.sizes.begin(), split.sizes.begin() + rank, int64_t{0});
-    return {{.begin = begin, .end = begin + split.sizes[static_cast<size_t>(rank)], .rank = rank}};
+    return {{.begin = begin, .end = begin + split.sizes[rank], .rank = rank}};
   }
   std::vector<Range> ranges;
   int64_t part_begin = 0, local = 0;
@@ -48,7 +48,7 @@ std::vector<Range> RangesOf(int64_t size, const Split& split, int rank, int rank
 // A whole shape around its cut dimension.
 struct Around {
   Around(std::span<const int64_t> shape, const Split& split)
-      : size(shape[static_cast<size_t>(split.dimension)]),
+      : size(shape[split.dimension]),
         inner(Elements(shape.subspan(static_cast<size_t>(split.dimension) + 1))) {}
   int64_t size, inner;
 };
@@ -62,7 +62,7 @@ absl::Status CheckSplit(const ParameterSpec& parameter) {
     return absl::InvalidArgumentError(
         absl::StrCat("split.dimension is ", split.dimension, ", which ", shape, " does not have"));
   }
-  const int64_t size = parameter.shape[static_cast<size_t>(split.dimension)];
+  const int64_t size = parameter.shape[split.dimension];
   for (const auto& [name, sizes] : {std::pair("parts", &split.parts), {"sizes", &split.sizes}}) {
     const int64_t sum = std::accumulate(sizes->begin(), sizes->end(), int64_t{0});
     const bool negative =
@@ -105,8 +105,7 @@ absl::Status CheckSplit(const ParameterSpec& parameter, int tensor_ranks) {
     return absl::InvalidArgumentError(absl::StrCat("split.sizes has ", split.sizes.size(),
                                                    " sizes for ", tensor_ranks, " tensor ranks"));
   }
-  const std::vector<int64_t> parts =
-      PartsOf(parameter.shape[static_cast<size_t>(split.dimension)], split);
+  const std::vector<int64_t> parts = PartsOf(parameter.shape[split.dimension], split);
   for (size_t p = 0; p < parts.size(); ++p) {
     if (parts[p] / split.multiple >= tensor_ranks) continue;
     return absl::InvalidArgumentError(absl::StrCat(
@@ -120,7 +119,7 @@ absl::Status CheckSplit(const ParameterSpec& parameter, int tensor_ranks) {
 std::vector<int64_t> BlockShape(std::span<const int64_t> whole_shape, const Split& split, int rank,
                                 int ranks) {
   std::vector<int64_t> shape(whole_shape.begin(), whole_shape.end());
-  int64_t& size = shape[static_cast<size_t>(split.dimension)];
+  int64_t& size = shape[split.dimension];
   int64_t own = 0;
   for (const Range& range : RangesOf(size, split, rank, ranks)) own += range.end - range.begin;
   size = own;
@@ -176,9 +175,7 @@ std::vector<RunOfRank> RunsOfWhole(std::span<const int64_t> whole_shape, const S
       const int64_t from = std::max(begin, whole),
                     to = std::min(end, whole + (range.end - range.begin) * around.inner);
       if (from >= to) continue;
-      const int64_t local =
-          (outer * sizes[static_cast<size_t>(range.rank)] + range.local) * around.inner + from -
-          whole;
+      const int64_t local = (outer * sizes[range.rank] + range.local) * around.inner + from - whole;
       runs.push_back(
           {.rank = range.rank, .run = {.whole = from, .local = local, .count = to - from}});
     }
@@ -207,6 +204,25 @@ absl::Status ForEachSliceOf(const ModelSpec& model, ParameterId parameter, int t
                              run.local - begin));
   }
   return absl::OkStatus();
+}
+
+void TakeOfWhole(const ParameterSpec& parameter, int64_t begin, std::span<const float> values,
+                 int64_t first, std::span<float> own) {
+  const int64_t end = begin + std::ssize(values);
+  std::vector<RunOfRank> runs = {{.run = {.whole = begin, .local = begin, .count = end - begin}}};
+  const int rank = parameter.block ? parameter.block->rank : 0;
+  if (parameter.block) {
+    const Block& block = *parameter.block;
+    runs = RunsOfWhole(block.whole_shape, *parameter.split, block.ranks, begin, end);
+  }
+  for (const auto& [of, run] : runs) {
+    const int64_t at = run.local - first;  // in `own`
+    const int64_t from = std::max<int64_t>(at, 0),
+                  to = std::min<int64_t>(at + run.count, std::ssize(own));
+    if (of == rank && from < to)
+      std::copy_n(values.begin() + (run.whole - begin) + (from - at), to - from,
+                  own.begin() + from);
+  }
 }
 
 absl::StatusOr<ModelSpec> WithBlocks(ModelSpec model, int rank, int ranks) {

@@ -35,7 +35,7 @@ absl::Status CheckSplit(const ParameterSpec& parameter);
 // And for this many tensor ranks: a part with fewer multiples than ranks, other numbers of sizes.
 absl::Status CheckSplit(const ParameterSpec& parameter, int tensor_ranks);
 
-// Of a split that these checks have passed: a rank's block of a parameter of this whole shape.
+// For a split that these checks have passed: a rank's block of a parameter of this whole shape.
 std::vector<int64_t> BlockShape(std::span<const int64_t> whole_shape, const Split& split, int rank,
                                 int ranks);
 // Elements [begin, end) of the rank's block, in its order.
@@ -54,6 +54,11 @@ absl::Status ForEachSlice(const ModelSpec& model, ParameterId parameter, int64_t
 // Likewise of what another tensor rank has.
 absl::Status ForEachSliceOf(const ModelSpec& model, ParameterId parameter, int tensor_rank,
                             int64_t begin, int64_t end, ShowSlice show);
+
+// The reverse, of elements [begin, begin + values.size()) of the whole parameter: those that this rank
+// has among elements [first, first + own.size()) of its own go to `own`.
+void TakeOfWhole(const ParameterSpec& parameter, int64_t begin, std::span<const float> values,
+                 int64_t first, std::span<float> own);
 
 // A whole model as the plan of a tensor rank has it: with blocks for parameters with a split, and
 // others whole over tensor. Without tensor ranks, or without any split, it is the model itself.

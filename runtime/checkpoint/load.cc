@@ -22,6 +22,7 @@
 #include "ebb/runtime/trace/log.h"
 #include "ebb/sharding/interval.h"
 #include "ebb/sharding/plan.h"
+#include "ebb/sharding/split.h"
 #include "nlohmann/json.hpp"
 
 namespace ebb {
@@ -91,12 +92,38 @@ std::string StoredClassOf(const Engine& engine, const StoredValues& stored, Para
   return std::string(of == kMasterClass ? kParameterClass : kMasterClass);
 }
 
+// Adds what is read for elements that this rank has. For a block it is the block that was saved, or the
+// part of the whole from its first run to its last. If that was cut in another way, nothing is
+// read ahead.
+void AddInterval(const ModelSpec& model, const StoredValues& stored, const std::string& of,
+                 const sharding::Interval& interval,
+                 std::vector<StoredValues::Interval>& intervals) {
+  const ParameterSpec& parameter = model[interval.parameter];
+  if (parameter.block) {
+    const std::string block = stored.NameOfBlock(parameter);
+    const int64_t end = std::min(interval.end, Elements(ShownShape(parameter)));
+    if (!block.empty()) {
+      if (interval.begin < end) intervals.push_back({of, block, interval.begin, end});
+      return;
+    }
+  }
+  StoredValues::Interval read = {of, parameter.name};
+  ForEachSlice(model, interval.parameter, interval.begin, interval.end,
+               [&](const Slice& slice, int64_t) {
+                 if (read.end == 0) read.begin = slice.begin;
+                 read.end = slice.end;
+                 return absl::OkStatus();
+               })
+      .IgnoreError();
+  if (read.end > 0 && !stored.IsCut(parameter.name)) intervals.push_back(std::move(read));
+}
+
 // The values that Fill needs, in the order in which it needs them.
 std::vector<StoredValues::Interval> IntervalsOfRank(const Engine& engine,
                                                     std::span<const StateArrayName> arrays,
                                                     const StoredValues& stored) {
   const sharding::Plan& plan = engine.program().plan();
-  const int shard = engine.world().rank() % plan.decisions.shards;
+  const int shard = engine.data_rank() % plan.decisions.shards;
   std::vector<StoredValues::Interval> intervals;
   for (const StateArrayName& array : arrays) {
     for (size_t p = 0; p < engine.model().parameters.size(); ++p) {
@@ -107,10 +134,8 @@ std::vector<StoredValues::Interval> IntervalsOfRank(const Engine& engine,
           sharding::SectionOf(plan, location.unit, location.trainable);
       for (const sharding::Interval& interval : sharding::IntervalsOf(section, shard))
         if (interval.parameter == id)
-          intervals.push_back({.of = StoredClassOf(engine, stored, id, array),
-                               .parameter = engine.model()[id].name,
-                               .begin = interval.begin,
-                               .end = interval.end});
+          AddInterval(engine.model(), stored, StoredClassOf(engine, stored, id, array), interval,
+                      intervals);
     }
   }
   return intervals;
@@ -185,6 +210,14 @@ std::string WhatStatesBecome(const Engine& engine, const Manifest& manifest) {
   return becomes;
 }
 
+// The tensor ranks of the run that saved, as far as its parameters were cut over them.
+int TensorRanksOf(const Manifest& manifest) {
+  int ranks = 1;
+  for (const Manifest::Parameter& parameter : manifest.parameters)
+    ranks = std::max(ranks, parameter.blocks);
+  return ranks;
+}
+
 using Json = nlohmann::json;
 
 constexpr std::string_view kTrained[] = {
@@ -237,11 +270,15 @@ std::vector<std::string> ConfigDifferences(const Config& a, const Config& b) {
 
 // The loaded values are exact, or rounded as WhatStatesBecome says. Another configuration may train,
 // sum or round in another way. `group`: Manifest::reduction_group.
-void WarnOfOtherBits(const Engine& engine, const LoadedCheckpoint& loaded, int64_t group) {
+void WarnOfOtherBits(const Engine& engine, const LoadedCheckpoint& loaded, int64_t group,
+                     int tensor_ranks) {
   const absl::StatusOr<Config> saved = Config::FromJson(loaded.config);
   if (!saved.ok() || loaded.config == "{}") return;  // another version's, or an import
   std::vector<std::string> others = ConfigDifferences(*saved, engine.config());
   const int64_t now = ReductionGroupOf(engine);
+  if (tensor_ranks != engine.mesh().size(Axis::kTensor))
+    others.push_back(absl::StrCat("ebb.mesh.tensor (", tensor_ranks, ", now ",
+                                  engine.mesh().size(Axis::kTensor), ")"));
   if (group != 0 && group != now && loaded.ranks == engine.world().size())
     others.push_back(absl::StrCat("ebb.reduction_group (", group, ", now ", now,
                                   "; without the key it is the ranks of a host)"));
@@ -274,7 +311,8 @@ absl::StatusOr<LoadedCheckpoint> LoadFound(Engine& engine, FoundCheckpoint found
   {
     StoredValues stored(found.path, manifest, FirstFile(world, loaded.ranks));
     own = Fill(engine, stored, options);
-    if (own.engine.ok() && own.files.ok() && loaded.ranks == world.size()) {
+    if (own.engine.ok() && own.files.ok() && loaded.ranks == world.size() &&
+        TensorRanksOf(manifest) == engine.mesh().size(Axis::kTensor)) {
       absl::StatusOr<std::map<std::string, std::string>> values = stored.OfRank(world.rank());
       own.files = values.status();
       if (own.files.ok()) loaded.of_this_rank = *std::move(values);
@@ -292,7 +330,7 @@ absl::StatusOr<LoadedCheckpoint> LoadFound(Engine& engine, FoundCheckpoint found
   }
   loaded.trainer = std::move(manifest.trainer);
   if (options.states && world.rank() == 0)
-    WarnOfOtherBits(engine, loaded, manifest.reduction_group);
+    WarnOfOtherBits(engine, loaded, manifest.reduction_group, TensorRanksOf(manifest));
   // The parts of a world load by themselves, and no part knows the step of another.
   if (options.states && world.is_part() && world.rank() == 0) {
     LogInfo(absl::StrCat("the part of the world with ", world.RankName(0), " goes on from step ",

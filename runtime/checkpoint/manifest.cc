@@ -1,5 +1,6 @@
 #include "ebb/runtime/checkpoint/manifest.h"
 
+#include <algorithm>
 #include <charconv>
 #include <initializer_list>
 #include <limits>
@@ -14,6 +15,7 @@
 #include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/checkpoint/file_access.h"
 #include "ebb/runtime/checkpoint/json_text.h"
+#include "ebb/sharding/split.h"
 #include "nlohmann/json.hpp"
 
 namespace ebb {
@@ -99,6 +101,53 @@ DType ParseDType(Fields& fields, const std::string& name) {
   return DType::kFloat32;
 }
 
+std::vector<int64_t> ParseSizes(Fields& fields, const Json& json, const char* key) {
+  std::vector<int64_t> sizes;
+  int64_t sum = 0;
+  for (const Json& size : fields.List(json, key)) {
+    sizes.push_back(fields.CountOf(size, key));
+    if (sizes.back() < 1 || __builtin_add_overflow(sum, sizes.back(), &sum))
+      fields.Fail(absl::StrCat("\"", key, "\" is not a list of sizes"));
+    if (!fields.status().ok()) break;
+  }
+  return sizes;
+}
+
+void ParseSplit(Fields& fields, const Json& json, Manifest::Parameter& parameter) {
+  const int64_t ranks = fields.Count(json, "ranks"), dimension = fields.Count(json, "dimension");
+  Split& split = parameter.split;
+  split.parts = ParseSizes(fields, json, "parts");
+  split.multiple = fields.Count(json, "multiple");
+  split.sizes = ParseSizes(fields, json, "sizes");
+  if (!fields.status().ok()) return;
+  if (ranks < 2 || ranks > kRanksMax || dimension >= std::ssize(parameter.shape))
+    return fields.Fail("a parameter is split over other ranks or dimensions than it can be");
+  split.dimension = static_cast<int>(dimension);
+  parameter.blocks = static_cast<int>(ranks);
+  ParameterSpec whole;
+  whole.shape = parameter.shape;
+  whole.split = split;
+  const absl::Status fits = CheckSplit(whole, parameter.blocks);
+  if (!fits.ok()) fields.Fail(std::string(fits.message()));
+}
+
+Json SplitOf(const Manifest::Parameter& parameter) {
+  const Split& split = parameter.split;
+  return {{"ranks", parameter.blocks},
+          {"dimension", split.dimension},
+          {"parts", split.parts},
+          {"multiple", split.multiple},
+          {"sizes", split.sizes}};
+}
+
+// The oldest that has all that the manifest says.
+int VersionOf(const Manifest& manifest) {
+  const bool cut =
+      std::any_of(manifest.parameters.begin(), manifest.parameters.end(),
+                  [](const Manifest::Parameter& parameter) { return parameter.blocks > 1; });
+  return cut ? 3 : manifest.state_encodings.empty() ? 1 : 2;
+}
+
 Manifest::Parameter ParseParameter(Fields& fields, const Json& json) {
   Manifest::Parameter parameter{.name = fields.Text(json, "name")};
   int64_t elements = 1;
@@ -116,6 +165,7 @@ Manifest::Parameter ParseParameter(Fields& fields, const Json& json) {
   parameter.dtype = ParseDType(fields, fields.Text(json, "dtype"));
   for (const Json& state : fields.List(json, "states"))
     parameter.states.push_back(fields.TextOf(state, "states"));
+  if (json.contains("split")) ParseSplit(fields, json["split"], parameter);
   return parameter;
 }
 
@@ -145,7 +195,7 @@ std::optional<uint64_t> ParseChecksum(std::string_view text) {
 std::string ToText(const Manifest& manifest) {
   OrderedJson json;
   json["format"] = kFormat;
-  json["version"] = kCheckpointVersion - (manifest.state_encodings.empty() ? 1 : 0);
+  json["version"] = VersionOf(manifest);
   json["checksum"] = kNoChecksum;
   if (!manifest.run.empty()) json["run"] = manifest.run;
   if (manifest.reduction_group > 0) json["reduction_group"] = manifest.reduction_group;
@@ -175,6 +225,7 @@ std::string ToText(const Manifest& manifest) {
                           {"group", parameter.group},
                           {"dtype", Name(parameter.dtype)},
                           {"states", parameter.states}});
+    if (parameter.blocks > 1) parameters.back()["split"] = SplitOf(parameter);
   }
   if (!manifest.state_encodings.empty()) json["state_encodings"] = manifest.state_encodings;
   json["config"] = manifest.config;
@@ -248,6 +299,8 @@ absl::StatusOr<Manifest> ParseManifest(const std::string& text, const std::strin
   manifest.parameters.reserve(parameters.size());
   for (const Json& parameter : parameters) {
     manifest.parameters.push_back(ParseParameter(fields, parameter));
+    if (manifest.parameters.back().blocks > std::ssize(manifest.files))
+      fields.Fail("a parameter has more blocks than there are files");
     if (!names.insert(manifest.parameters.back().name).second)
       fields.Fail("a parameter is named twice");
     if (!fields.status().ok()) break;

@@ -13,12 +13,13 @@
 #include "absl/status/statusor.h"
 #include "ebb/runtime/base/dtype.h"
 #include "ebb/runtime/engine/training_state.h"
+#include "ebb/sharding/model.h"
 
 namespace ebb {
 
-// The newest version that is read. The one before it has no states in blocks, and is written where
-// there are none.
-inline constexpr int kCheckpointVersion = 2;
+// The newest version that is read. 2 has no parameters that are cut over tensor ranks, and 1 no
+// states in blocks either. The oldest version that can say what there is is written.
+inline constexpr int kCheckpointVersion = 3;
 inline constexpr int64_t kManifestBytesMax = int64_t{1} << 26;
 inline constexpr char kManifestName[] = "manifest.json";
 
@@ -30,6 +31,10 @@ struct Manifest {
     std::string group = {};
     DType dtype{};                         // of the values
     std::vector<std::string> states = {};  // names of the optimizer states
+    // The tensor ranks of the run that saved, if the parameter was cut over them, and how. Slices
+    // are then of the blocks, by the name of BlockName. `shape` is the whole one.
+    int blocks = 1;
+    Split split = {};
     friend bool operator==(const Parameter&, const Parameter&) = default;
   };
   struct File {  // by rank, RankFileName

@@ -105,7 +105,7 @@ absl::Status WriteValues(Engine& engine, const std::vector<bool>& transposed,
     EBB_RETURN_IF_ERROR(
         engine.Gather(static_cast<ParameterId>(p), StateClass::kMaster, take, /*root=*/0));
     if (writer == nullptr || !first.ok() || !transposed[p]) continue;
-    const size_t height = static_cast<size_t>(model.parameters[p].shape[0]),
+    const size_t height = static_cast<size_t>(WholeShape(model.parameters[p])[0]),
                  width = rows.size() / height;
     columns.resize(rows.size());
     for (size_t row = 0; row < height; ++row)
@@ -140,7 +140,7 @@ absl::Status ExportParameters(Engine& engine, const std::string& folder,
   for (const ParameterSpec& parameter : engine.model().parameters)
     tensors.push_back({.name = parameter.name,
                        .dtype = parameter.compute == DType::kInt8 ? DType::kInt8 : options.dtype,
-                       .shape = parameter.shape});
+                       .shape = WholeShape(parameter)});
   std::vector<bool> transposed;
   absl::Status own;
   const bool gpt2 = AreOfGpt2(tensors, options.names, NameDirection::kOutside);

@@ -39,6 +39,10 @@ std::string NameOf(const SliceName& slice) {
   return absl::StrCat(slice.of, "/", slice.parameter, "@", slice.begin, ":", slice.end);
 }
 
+std::string BlockName(std::string_view parameter, int rank, int ranks) {
+  return absl::StrCat(std::string(parameter), "@", rank, "of", ranks);
+}
+
 std::optional<SliceName> ParseSliceName(std::string_view text) {
   const size_t slash = text.find('/'), at = text.rfind('@');
   if (slash == std::string_view::npos || slash == 0 || at == std::string_view::npos ||

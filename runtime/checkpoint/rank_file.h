@@ -53,6 +53,8 @@ struct SliceName {
 bool MayBeParameter(std::string_view name);
 bool MayBeState(std::string_view name);
 std::string NameOf(const SliceName& slice);
+// The parameter of a slice of a tensor rank's block: "block0.weight@1of2".
+std::string BlockName(std::string_view parameter, int rank, int ranks);
 // Nothing: the text is not the name of a slice, or the slice is empty.
 std::optional<SliceName> ParseSliceName(std::string_view text);
 

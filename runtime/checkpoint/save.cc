@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <thread>
 #include <utility>
@@ -33,6 +34,12 @@ namespace {
 static_assert(sharding::kSaveBufferBytes == StreamedFile::kMemoryBytes &&
               kSaveBytesMax == sharding::kSaveBufferBytes + 4 * sharding::kStateStagingBytes);
 
+// The parameter of a slice: of this rank's block, if the parameter is cut.
+std::string StoredName(const ParameterSpec& parameter) {
+  return parameter.block ? BlockName(parameter.name, parameter.block->rank, parameter.block->ranks)
+                         : parameter.name;
+}
+
 // One rank's part of a save. It runs on the engine's thread that reads the state, and must not call
 // the engine.
 class Saving {
@@ -54,7 +61,7 @@ class Saving {
     for (const StateSlice& slice : slices) {
       const StateArrayName array{.what = slice.what, .state = slice.state};
       stored.push_back({.name = {.of = ClassOf(engine, slice.parameter, array),
-                                 .parameter = engine.model()[slice.parameter].name,
+                                 .parameter = StoredName(engine.model()[slice.parameter]),
                                  .begin = slice.begin,
                                  .end = slice.end},
                         .encoding = StoredEncoding(engine, slice.parameter, array)});
@@ -102,11 +109,13 @@ Manifest ManifestOf(const Engine& engine, const TrainingState& state, const Save
     const ParameterId id{static_cast<int32_t>(p)};
     manifest.parameters.push_back(
         {.name = model[id].name,
-         .shape = model[id].shape,
+         .shape = WholeShape(model[id]),
          .trainable = model[id].trainable,
          .group = model[id].group,
          .dtype = StoredEncoding(engine, id, {.what = StateClass::kMaster}).dtype,
-         .states = engine.optimizer_states(id)});
+         .states = engine.optimizer_states(id),
+         .blocks = model[id].block ? model[id].block->ranks : 1,
+         .split = model[id].block ? *model[id].split : Split()});
     for (const std::string& name : manifest.parameters.back().states) {
       const Encoding encoding =
           StoredEncoding(engine, id, {.what = StateClass::kOptimizer, .state = name});
@@ -124,6 +133,16 @@ absl::Status CheckNames(const Engine& engine, const SaveOptions& options) {
                                                    std::string(name), "' ", std::string(why)));
   };
   const ModelSpec& model = engine.model();
+  std::set<std::string> names;  // as they are stored
+  for (const ParameterSpec& parameter : model.parameters) {
+    for (int rank = 0; rank < (parameter.block ? parameter.block->ranks : 1); ++rank) {
+      const std::string name = parameter.block
+                                   ? BlockName(parameter.name, rank, parameter.block->ranks)
+                                   : parameter.name;
+      if (!names.insert(name).second)
+        return refuse("parameter", name, "has the name of another's block: rename it");
+    }
+  }
   for (size_t p = 0; p < model.parameters.size(); ++p) {
     if (!config::IsUtf8(model.parameters[p].name))
       return refuse("parameter", model.parameters[p].name, "is not UTF-8");

@@ -48,9 +48,9 @@ Encoding StoredEncoding(const Engine& engine, ParameterId parameter, const State
 }
 
 int64_t ReductionGroupOf(const Engine& engine) {
-  const int group = ReductionGroupInEffect(engine.world(), engine.config(),
+  const int group = ReductionGroupInEffect(engine.data_world(), engine.config(),
                                            engine.program().plan().decisions.shards);
-  return group == 1 ? engine.world().size() : group;
+  return group == 1 ? engine.data_ranks() : group;
 }
 
 }  // namespace ebb

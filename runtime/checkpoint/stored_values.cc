@@ -14,6 +14,7 @@
 #include "ebb/runtime/checkpoint/safetensors.h"
 #include "ebb/runtime/device/cpu/copy.h"
 #include "ebb/sharding/model.h"
+#include "ebb/sharding/split.h"
 
 namespace ebb {
 namespace {
@@ -33,23 +34,44 @@ std::string Described(const std::string& of, const std::string& parameter) {
 StoredValues::StoredValues(std::string checkpoint, Manifest manifest, int near)
     : folder_(std::move(checkpoint)), files_(std::move(manifest.files)) {
   near_ = std::clamp(near, 0, static_cast<int>(files_.size()) - 1);
-  for (const Manifest::Parameter& parameter : manifest.parameters) {
-    const std::string of(parameter.trainable ? kMasterClass : kParameterClass);
-    arrays_[{of, parameter.name}].elements = Elements(parameter.shape);
-    for (const std::string& state : parameter.states)
-      AddState(state, parameter, manifest.state_encodings);
+  for (const Manifest::Parameter& parameter : manifest.parameters)
+    AddParameter(parameter, manifest.state_encodings);
+}
+
+void StoredValues::AddParameter(const Manifest::Parameter& parameter,
+                                const std::map<std::string, std::string>& encodings) {
+  const auto add = [&](const std::string& name, int64_t elements) {
+    AddArray({std::string(parameter.trainable ? kMasterClass : kParameterClass), name}, elements,
+             {});
+    for (const std::string& state : parameter.states) AddArray({state, name}, elements, encodings);
+  };
+  if (parameter.blocks == 1) return add(parameter.name, Elements(parameter.shape));
+  Cut& cut =
+      cuts_[parameter.name] = {.shape = parameter.shape, .split = parameter.split, .names = {}};
+  for (int rank = 0; rank < parameter.blocks; ++rank) {
+    cut.names.push_back(BlockName(parameter.name, rank, parameter.blocks));
+    add(cut.names.back(),
+        Elements(BlockShape(parameter.shape, parameter.split, rank, parameter.blocks)));
   }
 }
 
-void StoredValues::AddState(const std::string& state, const Manifest::Parameter& parameter,
+void StoredValues::AddArray(const Key& key, int64_t elements,
                             const std::map<std::string, std::string>& encodings) {
-  Array& array = arrays_[{state, parameter.name}];
-  array.elements = Elements(parameter.shape);
-  const auto encoding = encodings.find(state);
+  Array& array = arrays_[key];
+  array.elements = elements;
+  const auto encoding = encodings.find(key.first);
   if (encoding == encodings.end()) return;
   array.encoding = encoding->second == Name(kDynamic8) ? kDynamic8 : kDynamicUnsigned8;
-  arrays_[ScalesOf({state, parameter.name})].elements =
+  arrays_[ScalesOf(key)].elements =
       (array.elements + array.encoding.block - 1) / array.encoding.block;
+}
+
+std::string StoredValues::NameOfBlock(const ParameterSpec& parameter) const {
+  const auto cut = cuts_.find(parameter.name);
+  if (cut == cuts_.end() || !parameter.block || *parameter.split != cut->second.split ||
+      parameter.block->ranks != static_cast<int>(cut->second.names.size()))
+    return "";
+  return cut->second.names[parameter.block->rank];
 }
 
 std::string StoredValues::PathOf(int rank) const {
@@ -323,8 +345,34 @@ absl::Status StoredValues::ReadCodes(const Key& key, const Piece& piece, int64_t
   return absl::OkStatus();
 }
 
+// The elements of a block in an interval of the whole lie together in the block.
+absl::Status StoredValues::ReadBlocks(const std::string& of, const Cut& cut, int64_t begin,
+                                      std::span<float> values) {
+  const int64_t end = begin + std::ssize(values);
+  if (begin < 0 || end > Elements(cut.shape))
+    return absl::InvalidArgumentError(absl::StrCat("values beyond the end of ", of));
+  const auto ranks = static_cast<int>(cut.names.size());
+  std::vector<RunOfRank> runs = RunsOfWhole(cut.shape, cut.split, ranks, begin, end);
+  std::stable_sort(runs.begin(), runs.end(),
+                   [](const RunOfRank& a, const RunOfRank& b) { return a.rank < b.rank; });
+  for (auto first = runs.begin(); first != runs.end();) {
+    const auto last = std::find_if(first, runs.end(),
+                                   [&](const RunOfRank& run) { return run.rank != first->rank; });
+    const int64_t low = first->run.local,
+                  high = std::prev(last)->run.local + std::prev(last)->run.count;
+    of_block_.resize(static_cast<size_t>(high - low));
+    EBB_RETURN_IF_ERROR(Read(of, cut.names[first->rank], low, of_block_));
+    for (; first != last; ++first)
+      std::copy_n(of_block_.begin() + (first->run.local - low), first->run.count,
+                  values.begin() + (first->run.whole - begin));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status StoredValues::Read(const std::string& of, const std::string& parameter, int64_t begin,
                                 std::span<float> values) {
+  if (const auto cut = cuts_.find(parameter); cut != cuts_.end())
+    return ReadBlocks(of, cut->second, begin, values);
   const Key key(of, parameter);
   const auto found = arrays_.find(key);
   if (found == arrays_.end())

@@ -37,8 +37,13 @@ class StoredValues {
   absl::Status ReadAllHeaders();
 
   bool Has(const std::string& of, const std::string& parameter) const {
-    return arrays_.contains({of, parameter});
+    const auto cut = cuts_.find(parameter);
+    return arrays_.contains({of, cut == cuts_.end() ? parameter : cut->second.names.front()});
   }
+  bool IsCut(const std::string& parameter) const { return cuts_.contains(parameter); }
+  // The name under which a tensor rank's block of the parameter is stored, if it is cut like that;
+  // otherwise "".
+  std::string NameOfBlock(const ParameterSpec& parameter) const;
   // Reads these intervals ahead, for later calls of Read in this order. `memory`: as for ReadAhead.
   // Read also takes other intervals, without reading ahead.
   struct Interval {
@@ -47,8 +52,8 @@ class StoredValues {
   };
   absl::Status Expect(std::span<const Interval> intervals, IoBackend backend,
                       std::span<std::byte> memory = {});
-  // Elements [begin, begin + values.size()). From one thread at a time. After an error they are
-  // undefined.
+  // Elements [begin, begin + values.size()): of the whole parameter, or of a block by its name. From
+  // one thread at a time. After an error they are undefined.
   absl::Status Read(const std::string& of, const std::string& parameter, int64_t begin,
                     std::span<float> values);
   // The bytes that Read has read so far, in whole blocks.
@@ -79,8 +84,18 @@ class StoredValues {
     }
   };
 
-  void AddState(const std::string& state, const Manifest::Parameter& parameter,
+  // A parameter that is cut: its blocks are arrays by names of their own.
+  struct Cut {
+    std::vector<int64_t> shape;
+    Split split;
+    std::vector<std::string> names;  // by tensor rank
+  };
+  void AddParameter(const Manifest::Parameter& parameter,
+                    const std::map<std::string, std::string>& encodings);
+  void AddArray(const Key& key, int64_t elements,
                 const std::map<std::string, std::string>& encodings);
+  absl::Status ReadBlocks(const std::string& of, const Cut& cut, int64_t begin,
+                          std::span<float> values);
   // Reads the header of a rank's file, once.
   absl::Status AddFile(int rank);
   absl::Status AddPiece(const StoredTensor& tensor, SafetensorsHeader& header, int rank);
@@ -93,6 +108,8 @@ class StoredValues {
   std::string folder_;
   std::vector<Manifest::File> files_;
   std::map<Key, Array> arrays_;
+  std::map<std::string, Cut> cuts_;  // by parameter
+  std::vector<float> of_block_;
   // By rank: the rest of the headers that were read, without checksums.
   std::map<int, std::map<std::string, std::string>> read_;
   int near_ = 0;  // the file of the last piece

@@ -102,8 +102,8 @@ std::string Misfit(const ParameterSpec& parameter, const std::vector<int64_t>& s
     return absl::StrCat("'", parameter.name, "' ", std::string(is), " ", there, " there and ", here,
                         " in the model");
   };
-  if (shape != parameter.shape)
-    return misfit("has the shape", ShapeText(shape), ShapeText(parameter.shape));
+  if (shape != WholeShape(parameter))
+    return misfit("has the shape", ShapeText(shape), ShapeText(WholeShape(parameter)));
   const bool bytes = dtype == DType::kInt8;
   if (bytes == (parameter.compute == DType::kInt8)) return "";
   return misfit("is", bytes ? "bytes" : "numbers", bytes ? "numbers" : "bytes");

@@ -139,6 +139,9 @@ const Mesh& Engine::mesh() const {
 int Engine::rank_in_mesh() const {
   return members_->verdict_ranks.own;
 }
+const World& Engine::data_world() const {
+  return members_->inputs.data_world;
+}
 int Engine::data_rank() const {
   return mesh().index(rank_in_mesh(), kDataAxes);
 }

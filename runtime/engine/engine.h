@@ -175,10 +175,12 @@ class Engine : public EngineState {
   // may differ from the rank in that world.
   const Mesh& mesh() const;
   int rank_in_mesh() const;
-  // Whose samples this rank takes: tensor ranks take the same ones.
+  // The ranks with this rank's part of the model, that is with other samples, and this rank's number
+  // among them: tensor ranks take the same samples.
+  const World& data_world() const;
   int data_rank() const;
   int data_ranks() const;
-  // As Create was given it, cut (ParameterSpec::block) and divided (DivideByDType).
+  // The model of Create, cut (ParameterSpec::block) and divided (DivideByDType).
   const ModelSpec& model() const;
   std::vector<MemoryRow> memory() const;
   std::vector<TrafficRow> traffic()

@@ -1,5 +1,5 @@
-// What a trainer's kernels say to the other tensor ranks of ebb.mesh, in layers that are cut over
-// them (ParameterSpec::split). On the compute stream, usually while a scope is open:
+// The collectives of a trainer's kernels with the other tensor ranks of ebb.mesh, in layers that are
+// cut over them (ParameterSpec::split). On the compute stream, usually while a scope is open:
 //
 //   ForwardScope scope = step.Forward(mlp);
 //   Multiply(scope.parameter(up), x, hidden);        // this rank's block of rows

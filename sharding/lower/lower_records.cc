@@ -123,16 +123,16 @@ void ExchangeNorms(const Plan& plan, OpWriter& writer) {
   to.AddBytes(NormSums(plan, /*on_host=*/true), Access::kRead, any(true) ? bytes : 0);
   to.AddControl(cells.norm_record(), Access::kWrite);
   Issue(writer, Role::kSealNorms);
-  if (records.exchanged) {
+  if (records.exchanged()) {
     Gather({.gather = Role::kExchangeNorms,
-            .ranks = plan.decisions.shards,
+            .ranks = records.ranks,
             .bytes = records.bytes(),
             .own = cells.norm_record(),
             .all = cells.norm_records(),
             .all_records = plan.table.PlaceOf(plan.table.Find(Purpose::kNormRecords))},
            writer);
   }
-  to.AddControl(records.exchanged ? cells.norm_records() : cells.norm_record(), Access::kRead);
+  to.AddControl(records.exchanged() ? cells.norm_records() : cells.norm_record(), Access::kRead);
   to.AddControl(cells.constants(), Access::kReadWrite);
   Issue(writer, Role::kConcludeNorms);
   CopyConstants(writer);

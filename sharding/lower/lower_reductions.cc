@@ -139,7 +139,7 @@ void ReductionLowering::Reduce(int group) {
 void ReductionLowering::SumTensor(const Gradients& gradients, DType dtype) {
   Gradients those;
   for (const Gradient& gradient : gradients)
-    if (d_.sums_tensor[static_cast<size_t>(gradient.part.unit)]) those.push_back(gradient);
+    if (d_.sums_tensor[gradient.part.unit]) those.push_back(gradient);
   if (those.empty()) return;
   const int64_t ranks = d_.tensor_ranks();
   Issue({.role = Role::kSumTensor, .stream = StreamId::kReduce}, those, [&](const Gradient& of) {

@@ -101,8 +101,8 @@ void StagingRows::OnDevice() {
   Add(Purpose::kNormScratch, Tier::kDevice, norm_blocks_ * 8);
   Add(Purpose::kRecords, Tier::kDevice, (d_.verdict_ranks + 1) * RecordBytes(d_));
   Add(Purpose::kNormSums, Tier::kDevice, norms_.sums * kNormSumsBytes);
-  if (norms_.sums > 0 && norms_.exchanged)
-    Add(Purpose::kNormRecords, Tier::kDevice, (d_.shards + 1) * norms_.bytes());
+  if (norms_.sums > 0 && norms_.exchanged())
+    Add(Purpose::kNormRecords, Tier::kDevice, (norms_.ranks + 1) * norms_.bytes());
   if (d_.sums_in_scratch && sent > 0)
     Add(Purpose::kSumScratch, Tier::kDevice, SumScratchBytes(d_.world, sent));
   if (d_.own_optimizer) Add(Purpose::kOwnGradient, Tier::kDevice, slice_ * 4);

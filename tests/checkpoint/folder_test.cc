@@ -119,7 +119,7 @@ TEST_F(FolderTest, AnUnreadableCheckpointIsNotReplaced) {
   ASSERT_EQ(Save(7, /*keep=*/0, "a"), absl::OkStatus());
   const std::string whole = *ReadWholeFile(manifest, kManifestBytesMax);
   std::string newer = whole;
-  newer.replace(newer.find("\"version\": 1"), 12, "\"version\": 3");
+  newer.replace(newer.find("\"version\": 1"), 12, "\"version\": 4");
   const auto refused = [&] {
     const absl::Status status = Save(7, /*keep=*/0, "a");
     EXPECT_THAT(status,
@@ -129,7 +129,7 @@ TEST_F(FolderTest, AnUnreadableCheckpointIsNotReplaced) {
     return std::string(status.message());
   };
   ASSERT_EQ(ReplaceFile(manifest, newer), absl::OkStatus());
-  EXPECT_THAT(refused(), HasSubstr("'" + manifest + "' has version 3"));
+  EXPECT_THAT(refused(), HasSubstr("'" + manifest + "' has version 4"));
   fs::remove(manifest);
   fs::create_directory(manifest);
   EXPECT_THAT(refused(), HasSubstr("'" + manifest + "' is not a regular file"));

@@ -116,14 +116,41 @@ TEST(ManifestTest, ACutManifestIsNoticed) {
 
 TEST(ManifestTest, AnotherVersionIsNamed) {
   std::string text = ToText(Example());
-  text.replace(text.find("\"version\": 1"), 12, "\"version\": 3");
+  text.replace(text.find("\"version\": 1"), 12, "\"version\": 4");
   const size_t digits = text.find("\"checksum\": \"") + 13;
   text.replace(digits, 16, std::string(16, '0'));
   const uint64_t checksum = optim::Checksum(std::as_bytes(std::span(text)));
   text.replace(digits, 16, absl::StrFormat("%016x", checksum));
   const auto read = ParseManifest(text, "manifest.json");
   EXPECT_THAT(read.status(),
-              StatusIs(absl::StatusCode::kFailedPrecondition, "version 3, this is version 2"));
+              StatusIs(absl::StatusCode::kFailedPrecondition, "version 4, this is version 3"));
+}
+
+// The checksum holds in each, as in files of another program.
+TEST(ManifestTest, AParameterThatIsCutAsItCannotBeIsDamage) {
+  Manifest manifest = Example();
+  Manifest::Parameter& cut = manifest.parameters.front();
+  cut.shape = {6, 4};
+  cut.blocks = 2;
+  cut.split = {.dimension = 1};
+  manifest.files.resize(2);
+  EXPECT_EQ(*ParseManifest(ToText(manifest), "there"), manifest);
+  EXPECT_NE(ToText(manifest).find("\"version\": 3"), std::string::npos);
+  const auto refused = [&](Split split, int blocks) {
+    Manifest changed = manifest;
+    changed.parameters.front().split = std::move(split);
+    changed.parameters.front().blocks = blocks;
+    EXPECT_THAT(ParseManifest(ToText(changed), "there").status(),
+                StatusIs(absl::StatusCode::kDataLoss, "there"));
+  };
+  refused({.dimension = 2}, 2);
+  refused({.dimension = 1, .parts = {3, 2}}, 2);
+  refused({.dimension = 1, .parts = {5, -1}}, 2);
+  refused({.dimension = 1, .multiple = 3}, 2);
+  refused({.dimension = 1, .multiple = 0}, 2);
+  refused({.dimension = 1, .sizes = {4}}, 2);
+  refused({.dimension = 1}, 3);  // blocks without files
+  refused({.dimension = 1, .multiple = 4}, 2);
 }
 
 }  // namespace

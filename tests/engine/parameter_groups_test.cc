@@ -380,7 +380,7 @@ TEST(UpdateTable, EveryParameterHasASetOfNorms) {
     EXPECT_EQ(table.parts(0).front().runs, 3);
     const sharding::NormRecords records = sharding::LayOutNormRecords(plan.layout, plan.decisions);
     EXPECT_EQ(records.entries, 3);
-    EXPECT_TRUE(records.exchanged);
+    EXPECT_TRUE(records.exchanged());
   }
 }
 

@@ -1,14 +1,7 @@
-// Whole models that the engine cuts over tensor ranks (ParameterSpec::split), beside the same model
-// on one rank. A block has a column-parallel and a row-parallel product:
-//
-//   y = sum over tensor ranks of down tanh(up (gain x) + up_bias)  +  down_bias
-//
-// The hidden elements do not divide by the tensor ranks. `gain` is whole. So is `down_bias`, of
-// which each tensor rank has the gradient of some elements only, as under sequence parallelism.
+// Whole models that the engine cuts over tensor ranks, beside the same model on one rank.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cmath>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -18,7 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/base/status_macros.h"
 #include "tests/engine/scripted.h"
-#include "tests/engine/toy_model.h"
+#include "tests/engine/tensor_model.h"
 #include "tests/offload/scratch.h"
 #include "tests/ranks.h"
 #include "tests/status.h"
@@ -26,143 +19,7 @@
 namespace ebb::testing::tensor_split_test {
 namespace {
 
-using Vector = std::vector<float>;
-
-constexpr int kBlocks = 2, kWidth = 6, kHidden = 7, kSteps = 3;
-enum Role { kUp, kUpBias, kDown, kGain, kDownBias, kRoles };
-ParameterId Of(int block, Role role) {
-  return static_cast<ParameterId>(block * kRoles + role);
-}
-
-ModelSpec Model(bool splits = true) {
-  ModelSpec model;
-  for (int b = 0; b < kBlocks; ++b) {
-    const UnitId unit = model.AddUnit(absl::StrCat("block", b));
-    const auto add = [&](const char* name, std::vector<int64_t> shape,
-                         std::optional<Split> split = {}, bool sums_gradient = false) {
-      if (!splits) split = {};
-      model.Add(unit, {.name = absl::StrCat("block", b, ".", name),
-                       .shape = std::move(shape),
-                       .init = Normal(0.5f, 3),
-                       .split = std::move(split),
-                       .sums_gradient = sums_gradient && splits});
-    };
-    add("up", {kHidden, kWidth}, Split{.dimension = 0});
-    add("up_bias", {kHidden}, Split{.dimension = 0});
-    add("down", {kWidth, kHidden}, Split{.dimension = 1});
-    add("gain", {kWidth});
-    add("down_bias", {kWidth}, {}, /*sums_gradient=*/true);
-    model.forward.push_back({.unit = unit});
-  }
-  return model;
-}
-
-class Trainer {
- public:
-  explicit Trainer(Engine& engine) : engine_(engine), tensor_(engine.tensor()) {}
-
-  absl::Status Train(int64_t number) {
-    Step step = engine_.BeginStep();
-    for (int m = 0; m < step.rounds(); ++m) {
-      Vector x(kWidth);
-      for (size_t i = 0; i < kWidth; ++i)
-        x[i] = std::cos(static_cast<float>(i) * 1.7f + static_cast<float>(number) +
-                        5 * static_cast<float>(engine_.data_rank() + m));
-      std::vector<Kept> kept(kBlocks);
-      for (int b = 0; b < kBlocks; ++b) x = Forward(step.Forward(UnitId{b}), b, x, kept[b]);
-      float loss = 0;
-      Vector dy(kWidth);
-      for (size_t i = 0; i < kWidth; ++i) {
-        const float error = x[i] - 0.3f * static_cast<float>(i);
-        loss += error * error / 2;
-        dy[i] = error * step.loss_scale();
-      }
-      step.AddLoss(reach_.Scalar(loss));
-      for (int b = kBlocks; b-- > 0;) dy = Backward(step.Backward(UnitId{b}), b, kept[b], dy);
-    }
-    return step.Finish();
-  }
-
- private:
-  struct Kept {
-    Vector x, z, h;
-  };
-
-  Vector Forward(const Scope& scope, int b, const Vector& x, Kept& kept) {
-    const Vector up = Values(scope, b, kUp), bias = Values(scope, b, kUpBias),
-                 down = Values(scope, b, kDown), gain = Values(scope, b, kGain);
-    const size_t hidden = bias.size();
-    kept = {x, x, Vector(hidden)};
-    for (size_t i = 0; i < kWidth; ++i) kept.z[i] = gain[i] * x[i];
-    Vector y(kWidth);
-    for (size_t j = 0; j < hidden; ++j) {
-      float sum = bias[j];
-      for (size_t i = 0; i < kWidth; ++i) sum += up[j * kWidth + i] * kept.z[i];
-      kept.h[j] = std::tanh(sum);
-      for (size_t i = 0; i < kWidth; ++i) y[i] += down[i * hidden + j] * kept.h[j];
-    }
-    Sum(y);
-    const Vector whole_bias = Values(scope, b, kDownBias);
-    for (size_t i = 0; i < kWidth; ++i) y[i] += whole_bias[i];
-    return y;
-  }
-
-  Vector Backward(BackwardScope scope, int b, const Kept& kept, const Vector& dy) {
-    const Vector up = Values(scope, b, kUp), down = Values(scope, b, kDown),
-                 gain = Values(scope, b, kGain);
-    const size_t hidden = kept.h.size();
-    Vector d_up(hidden * kWidth), d_bias(hidden), d_down(kWidth * hidden), dz(kWidth);
-    for (size_t j = 0; j < hidden; ++j) {
-      float dh = 0;
-      for (size_t i = 0; i < kWidth; ++i) {
-        dh += down[i * hidden + j] * dy[i];
-        d_down[i * hidden + j] = dy[i] * kept.h[j];
-      }
-      d_bias[j] = dh * (1 - kept.h[j] * kept.h[j]);
-      for (size_t i = 0; i < kWidth; ++i) {
-        d_up[j * kWidth + i] = d_bias[j] * kept.z[i];
-        dz[i] += up[j * kWidth + i] * d_bias[j];
-      }
-    }
-    Sum(dz);
-    Vector d_gain(kWidth), dx(kWidth), d_down_bias(kWidth);
-    for (size_t i = 0; i < kWidth; ++i) {
-      d_gain[i] = dz[i] * kept.x[i];
-      dx[i] = dz[i] * gain[i];
-      if (static_cast<int>(i) % tensor_.size() == tensor_.rank()) d_down_bias[i] = dy[i];
-    }
-    const Vector* const gradients[kRoles] = {&d_up, &d_bias, &d_down, &d_gain, &d_down_bias};
-    for (int role = 0; role < kRoles; ++role)
-      reach_.AddTo(scope.gradient(Of(b, static_cast<Role>(role))), *gradients[role]);
-    return dx;
-  }
-
-  Vector Values(const Scope& scope, int b, Role role) const {
-    return reach_.Values(scope.parameter(Of(b, role)));
-  }
-  void Sum(Vector& values) {
-    const int64_t shape[] = {std::ssize(values)};
-    tensor_.AllReduce({.data = values.data(), .shape = shape});
-  }
-
-  Engine& engine_;
-  const TensorAxis tensor_;
-  const Reach reach_{Device::Cpu(1)};
-};
-
-Config ConfigOf(int stage, int tensor) {
-  Config config;
-  config.compute = DType::kFloat32;
-  config.micro_batch_size = 1;
-  config.gradient_clipping = 0.1;
-  config.optimizer.type = OptimizerType::kAdamW;
-  config.optimizer.learning_rate = 0.01;
-  config.zero.stage = stage;
-  config.zero.param_persistence_threshold = 0;
-  config.ebb.mesh.tensor = tensor;
-  config.ebb.timeout_seconds = 120;
-  return config;
-}
+constexpr int kSteps = 3;
 
 struct Outcome {
   std::vector<StepReport> steps;
@@ -184,14 +41,15 @@ absl::StatusOr<std::vector<Vector>> GatherAll(Engine& engine, StateClass what,
 }
 
 absl::Status TrainHere(Engine& engine, Outcome& outcome) {
-  Trainer trainer(engine);
+  TensorTrainer trainer(engine);
   for (int step = 0; step < kSteps; ++step) {
     EBB_RETURN_IF_ERROR(trainer.Train(step));
     EBB_ASSIGN_OR_RETURN(const StepReport report, engine.Report());
     outcome.steps.push_back(report);
   }
   EBB_ASSIGN_OR_RETURN(outcome.masters, GatherAll(engine, StateClass::kMaster));
-  EBB_ASSIGN_OR_RETURN(outcome.moments, GatherAll(engine, StateClass::kOptimizer, "exp_avg"));
+  const std::string state = engine.optimizer_states(Of(0, kUp)).front();
+  EBB_ASSIGN_OR_RETURN(outcome.moments, GatherAll(engine, StateClass::kOptimizer, state));
   return absl::OkStatus();
 }
 
@@ -201,7 +59,7 @@ std::vector<Outcome> Train(const Config& config, int data, EngineOptions options
   std::vector<Outcome> outcomes(static_cast<size_t>(ranks));
   OnThreads(ranks, [&](World world) -> absl::Status {
     EBB_ASSIGN_OR_RETURN(Engine engine,
-                         Engine::Create(world, Device::Cpu(1), Model(), config, options));
+                         Engine::Create(world, Device::Cpu(1), TensorModel(), config, options));
     return TrainHere(engine, outcomes[static_cast<size_t>(world.rank())]);
   });
   return outcomes;
@@ -229,7 +87,7 @@ constexpr double kTolerance = 3e-7;
 TEST(TensorSplit, AWholeModelTrainsOnTensorRanksAsOnOne) {
   for (const auto& [data, tensor] : {std::pair(1, 2), {2, 2}, {1, 3}, {2, 3}}) {
     SCOPED_TRACE(absl::StrCat(data, " x ", tensor));
-    const Config config = ConfigOf(1, tensor);
+    const Config config = TensorConfig(1, tensor);
     const Outcome one = OnOneRank(config, data);
     const std::vector<Outcome> outcomes = Train(config, data);
     for (const Outcome& outcome : outcomes) {
@@ -249,23 +107,49 @@ TEST(TensorSplit, AWholeModelTrainsOnTensorRanksAsOnOne) {
 // Bit for bit, at one width.
 TEST(TensorSplit, StagesAndTiersChangeNoBit) {
   const Scratch scratch;
-  const Outcome first = Train(ConfigOf(1, 2), 2).front();
+  const Outcome first = Train(TensorConfig(1, 2), 2).front();
   for (const int stage : {0, 2, 3}) {
-    EXPECT_EQ(Train(ConfigOf(stage, 2), 2).front(), first) << "stage " << stage;
+    EXPECT_EQ(Train(TensorConfig(stage, 2), 2).front(), first) << "stage " << stage;
   }
-  Config in_ram = ConfigOf(3, 2);
+  Config in_ram = TensorConfig(3, 2);
   in_ram.zero.offload_param.device = in_ram.zero.offload_optimizer.device = Tier::kCpu;
   EXPECT_EQ(Train(in_ram, 2).front(), first) << "RAM";
-  EXPECT_EQ(Train(OnNvme(ConfigOf(3, 2), scratch.path()), 2).front(), first) << "NVMe";
-  Config replicas = ConfigOf(2, 2);
+  EXPECT_EQ(Train(OnNvme(TensorConfig(3, 2), scratch.path()), 2).front(), first) << "NVMe";
+  Config replicas = TensorConfig(2, 2);
   replicas.ebb.shard_group = 1;
   EXPECT_EQ(Train(replicas, 2).front(), first) << "replicas";
+}
+
+// Their ratios follow from the norms of whole parameters. A step is as long as a fraction of the
+// parameter's norm, some 0.03, so that the roundings of its gradient, 1e-6 of it, are far below.
+TEST(TensorSplit, LambAndLarsTakeNormsOfWholeParameters) {
+  for (const OptimizerType type : {OptimizerType::kLamb, OptimizerType::kLars}) {
+    Config config = TensorConfig(1, 2);
+    config.optimizer.type = type;
+    if (type == OptimizerType::kLars) config.optimizer.momentum = 0.5;
+    config.gradient_clipping = 0;
+    const Outcome one = OnOneRank(config, 2);
+    std::optional<std::vector<Vector>> first;
+    for (const int stage : {0, 1, 3}) {
+      for (const bool in_ram : {false, true}) {
+        if (stage == 0 && in_ram) continue;
+        SCOPED_TRACE(absl::StrCat(static_cast<int>(type), " at stage ", stage, " ", in_ram));
+        config.zero.stage = stage;
+        config.zero.offload_optimizer.device = in_ram ? Tier::kCpu : Tier::kDevice;
+        for (const Outcome& outcome : Train(config, 2)) {
+          EXPECT_LT(LargestDifference(outcome.masters, one.masters), 1e-6);
+          if (!first) first = outcome.masters;
+          EXPECT_EQ(outcome.masters, *first);
+        }
+      }
+    }
+  }
 }
 
 TEST(TensorSplit, ValuesOfRankZeroAreThoseOfTheInitialisers) {
   EngineOptions of_rank_0;
   of_rank_0.initial_values_of_rank_0 = true;
-  EXPECT_EQ(Train(ConfigOf(3, 2), 2, of_rank_0).front(), Train(ConfigOf(3, 2), 2).front());
+  EXPECT_EQ(Train(TensorConfig(3, 2), 2, of_rank_0).front(), Train(TensorConfig(3, 2), 2).front());
 }
 
 // Each rank sees slices of the whole, and each element is on one data rank of one tensor rank, or of
@@ -274,11 +158,11 @@ TEST(TensorSplit, StateIsReadAndWrittenByElementsOfTheWhole) {
   constexpr int kTensor = 3, kData = 2;
   std::mutex mutex;
   std::vector<std::vector<int>> seen;
-  for (const ParameterSpec& parameter : Model().parameters)
+  for (const ParameterSpec& parameter : TensorModel().parameters)
     seen.emplace_back(static_cast<size_t>(Elements(parameter.shape)), 0);
   OnThreads(kTensor * kData, [&](World world) -> absl::Status {
-    EBB_ASSIGN_OR_RETURN(Engine engine,
-                         Engine::Create(world, Device::Cpu(1), Model(), ConfigOf(3, kTensor)));
+    EBB_ASSIGN_OR_RETURN(Engine engine, Engine::Create(world, Device::Cpu(1), TensorModel(),
+                                                       TensorConfig(3, kTensor)));
     EXPECT_EQ(engine.world().size(), kTensor * kData);
     EXPECT_EQ(engine.data_ranks(), kData);
     const auto number = [](const Slice& slice, int64_t element) {
@@ -309,7 +193,8 @@ TEST(TensorSplit, StateIsReadAndWrittenByElementsOfTheWhole) {
   });
   for (size_t p = 0; p < seen.size(); ++p)
     for (const int times : seen[p])
-      EXPECT_EQ(times, Model().parameters[p].split ? 1 : kTensor) << Model().parameters[p].name;
+      EXPECT_EQ(times, TensorModel().parameters[p].split ? 1 : kTensor)
+          << TensorModel().parameters[p].name;
 }
 
 TEST(TensorSplit, AnOptimizerOfTheTrainersSeesSlicesOfTheWhole) {
@@ -327,7 +212,7 @@ TEST(TensorSplit, AnOptimizerOfTheTrainersSeesSlicesOfTheWhole) {
                        update.master[i] -= 0.1f * update.gradient[i];
                      return absl::OkStatus();
                    }};
-  const Config config = ConfigOf(1, 2);
+  const Config config = TensorConfig(1, 2);
   const Outcome cut = Train(config, 2, own).front();
   EXPECT_EQ(updated, kSteps * kBlocks * kWidth * kHidden);
   Config one = config;
@@ -336,36 +221,41 @@ TEST(TensorSplit, AnOptimizerOfTheTrainersSeesSlicesOfTheWhole) {
   EXPECT_LT(LargestDifference(cut.masters, Train(one, 1, own).front().masters), kTolerance);
 }
 
-TEST(TensorSplit, ParametersAreCopiedBetweenEnginesOfOneMesh) {
-  OnThreads(4, [&](World world) -> absl::Status {
-    Outcome outcome;
-    EBB_ASSIGN_OR_RETURN(Engine trained,
-                         Engine::Create(world, Device::Cpu(1), Model(), ConfigOf(3, 2)));
-    EBB_RETURN_IF_ERROR(TrainHere(trained, outcome));
-    EBB_ASSIGN_OR_RETURN(Engine copy, Engine::Create(world, Device::Cpu(1), Model(), ConfigOf(1, 2),
-                                                     {.name = "copy"}));
-    EBB_RETURN_IF_ERROR(copy.CopyParametersFrom(trained));
-    EBB_ASSIGN_OR_RETURN(const std::vector<Vector> copied, GatherAll(copy, StateClass::kMaster));
-    EXPECT_EQ(copied, outcome.masters);
-    return absl::OkStatus();
-  });
+TEST(TensorSplit, ParametersAreCopiedBetweenMeshes) {
+  const Scratch scratch;
+  for (const auto& [from, to] : {std::pair(2, 2), {2, 1}, {1, 2}, {4, 2}, {2, 4}}) {
+    SCOPED_TRACE(absl::StrCat("tensor ", from, " to ", to));
+    OnThreads(4, [&](World world) -> absl::Status {
+      Outcome outcome;
+      EBB_ASSIGN_OR_RETURN(Engine trained, Engine::Create(world, Device::Cpu(1), TensorModel(),
+                                                          TensorConfig(3, from)));
+      EBB_RETURN_IF_ERROR(TrainHere(trained, outcome));
+      EBB_ASSIGN_OR_RETURN(Engine copy, Engine::Create(world, Device::Cpu(1), TensorModel(),
+                                                       OnNvme(TensorConfig(3, to), scratch.path()),
+                                                       {.name = "copy"}));
+      EBB_RETURN_IF_ERROR(copy.CopyParametersFrom(trained));
+      EBB_ASSIGN_OR_RETURN(const std::vector<Vector> copied, GatherAll(copy, StateClass::kMaster));
+      EXPECT_EQ(copied, outcome.masters);
+      return absl::OkStatus();
+    });
+  }
 }
 
 // Nothing of it costs anything without tensor ranks.
 TEST(TensorSplit, OneTensorRankHasThePlanOfAModelWithoutSplits) {
-  const auto cut = PredictProgram(Model(), 4, ConfigOf(3, 1)),
-             plain = PredictProgram(Model(/*splits=*/false), 4, ConfigOf(3, 1));
+  const auto cut = PredictProgram(TensorModel(), 4, TensorConfig(3, 1)),
+             plain = PredictProgram(TensorModel(/*splits=*/false), 4, TensorConfig(3, 1));
   ASSERT_OK(cut.status());
   ASSERT_OK(plain.status());
   EXPECT_EQ(cut->table(), plain->table());
 }
 
 TEST(TensorSplit, WhatIsPredictedIsWhatIsCounted) {
-  const auto program = PredictProgram(Model(), 4, ConfigOf(3, 2));
+  const auto program = PredictProgram(TensorModel(), 4, TensorConfig(3, 2));
   ASSERT_OK(program.status());
   OnThreads(4, [&](World world) -> absl::Status {
     EBB_ASSIGN_OR_RETURN(Engine engine,
-                         Engine::Create(world, Device::Cpu(1), Model(), ConfigOf(3, 2)));
+                         Engine::Create(world, Device::Cpu(1), TensorModel(), TensorConfig(3, 2)));
     Outcome outcome;
     EBB_RETURN_IF_ERROR(TrainHere(engine, outcome));
     EXPECT_EQ(engine.program().table(), program->table());
@@ -379,15 +269,16 @@ TEST(TensorSplit, WrongUsesAreRefusedByName) {
   OnThreads(2, [&](World world) -> absl::Status {
     EBB_ASSIGN_OR_RETURN(const World part, world.Split(world.rank(), 0));
     EXPECT_THAT(
-        Engine::Create(part, Device::Cpu(1), Model(), ConfigOf(1, 1), {.verdict = world}).status(),
+        Engine::Create(part, Device::Cpu(1), TensorModel(), TensorConfig(1, 1), {.verdict = world})
+            .status(),
         Says("parameter 'block0.up' has a split", "ebb.mesh.tensor"));
-    ModelSpec narrow = Model();
+    ModelSpec narrow = TensorModel();
     narrow.parameters[kUpBias].split->multiple = kHidden;
-    EXPECT_THAT(Engine::Create(world, Device::Cpu(1), narrow, ConfigOf(1, 2)).status(),
+    EXPECT_THAT(Engine::Create(world, Device::Cpu(1), narrow, TensorConfig(1, 2)).status(),
                 Says("parameter 'block0.up_bias'", "use at most 1 tensor ranks"));
     // A view that is too small, on all ranks alike: the error of the step.
     EBB_ASSIGN_OR_RETURN(Engine engine,
-                         Engine::Create(world, Device::Cpu(1), Model(), ConfigOf(1, 2)));
+                         Engine::Create(world, Device::Cpu(1), TensorModel(), TensorConfig(1, 2)));
     Step step = engine.BeginStep();
     float block[2] = {}, blocks[3] = {};
     const int64_t two[] = {2}, three[] = {3};

@@ -52,7 +52,7 @@ std::vector<Role> Expected(const Plan& plan, bool walk) {
   if (!plan.decisions.has_norms()) return kinds;
   if (HasNormsOn(plan, /*device=*/true)) kinds.push_back(kCopyControl);
   kinds.push_back(kSealNorms);
-  if (LayOutNormRecords(plan.layout, plan.decisions).exchanged)
+  if (LayOutNormRecords(plan.layout, plan.decisions).exchanged())
     kinds.insert(kinds.end(), {kCopyControl, kExchangeNorms, kCopyControl});
   kinds.insert(kinds.end(), {kConcludeNorms, kCopyControl});
   return kinds;

@@ -73,7 +73,7 @@ class Replay {
   void FillSecondary(int thing, const Op& operation);
   void GatherSecondary(int thing, const Op& operation);
   void SumTensor(int thing, const Op& operation);
-  // What a reduction finds in the whole gradient of the scope.
+  // The content that a reduction finds in the whole gradient of the scope.
   Content WholeContent(int unit, int scope) const;
   void Cast(int thing, const Op& operation);
   void Reduce(int thing, const Op& operation);

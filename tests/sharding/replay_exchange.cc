@@ -84,7 +84,7 @@ void Replay::SealNorms(int thing) {
 }
 
 void Replay::ConcludeNorms(int thing) {
-  const bool exchanged = LayOutNormRecords(plan_->layout, plan_->decisions).exchanged;
+  const bool exchanged = LayOutNormRecords(plan_->layout, plan_->decisions).exchanged();
   memory_.Read(thing, Control(exchanged ? cells().norm_records() : cells().norm_record()),
                {Content::kNormRecords, steps_});
   memory_.Write(thing, Control(cells().constants()), {Content::kExchanged, steps_});

@@ -36,6 +36,12 @@ absl::Status PrintFiles(const std::string& path) {
   }
   for (const auto& [name, encoding] : manifest.state_encodings)
     absl::PrintF("%s: 8 bits (%s), fp32 of small parameters\n", config::Shortened(name), encoding);
+  int blocks = 1, cut = 0;
+  for (const Manifest::Parameter& parameter : manifest.parameters) {
+    blocks = std::max(blocks, parameter.blocks);
+    cut += parameter.blocks > 1;
+  }
+  if (cut > 0) absl::PrintF("%d parameters in blocks of %d tensor ranks\n", cut, blocks);
   const int ranks = static_cast<int>(manifest.files.size());
   for (int rank = 0; rank < ranks; ++rank)
     absl::PrintF("rank %d: %s, %s\n", rank, RankFileName(rank, ranks),

@@ -9,7 +9,6 @@
 #include "ebb/runtime/engine/outcome/step_outcome.h"
 #include "ebb/runtime/engine/outcome/step_scalars.h"
 #include "ebb/runtime/engine/ranks/call_barrier.h"
-#include "ebb/runtime/engine/ranks/tensor_calls.h"
 #include "ebb/runtime/engine/state/async_reads.h"
 #include "ebb/runtime/engine/state/state_access.h"
 #include "ebb/runtime/engine/state/state_calls.h"
@@ -21,6 +20,7 @@
 #include "ebb/runtime/engine/steps/step_progress.h"
 #include "ebb/runtime/engine/steps/steps.h"
 #include "ebb/runtime/engine/steps/suspension.h"
+#include "ebb/runtime/engine/steps/tensor_calls.h"
 #include "ebb/runtime/engine/steps/view_errors.h"
 #include "ebb/runtime/engine/updates/update_call.h"
 

@@ -234,7 +234,8 @@ std::string Setup::WhatPartsDoApart() const {
       which.emplace_back("skipped steps (ebb.check_overflow)");
     }
   }
-  if (decisions().has_norms()) which.emplace_back("the ratios of LAMB or LARS (optimizer.type)");
+  if (decisions().has_norms() && !inputs.cuts_model)
+    which.emplace_back("the ratios of LAMB or LARS (optimizer.type)");
   if (which.empty()) return "";
   return absl::StrCat(
       "its world is a part of another, with ", inputs.size(), " of ",
@@ -358,14 +359,16 @@ absl::Status Setup::MakeMemory() {
   const bool has_norms = decisions().has_norms();
   if (has_norms) {
     sizes.norm_sums = sizes.sets;
-    if (const sharding::NormRecords records = sharding::NormRecordsOf(plan()); records.exchanged) {
+    if (const sharding::NormRecords records = sharding::NormRecordsOf(plan());
+        records.exchanged()) {
       sizes.norm_record = static_cast<size_t>(records.bytes());
-      sizes.norm_records = static_cast<size_t>(decisions().shards);
+      sizes.norm_records = static_cast<size_t>(records.ranks);
     }
   }
   EBB_RETURN_IF_ERROR(
       ControlBlock::Create(inputs.device, sizes, with_.update_table.runs(), with_.control));
-  if (has_norms) with_.norms.emplace(plan(), with_.update_table, with_.Slice(), *with_.control);
+  if (has_norms)
+    with_.norms.emplace(plan(), inputs.model, with_.update_table, with_.Slice(), *with_.control);
   with_.control->CopyRuns(with_.streams.update());  // before the first update on that stream
   with_.ranges.emplace(plan().unit_names);
   with_.observer = NewIssueObserver(

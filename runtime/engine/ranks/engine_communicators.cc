@@ -87,7 +87,8 @@ Communicator* EngineCommunicators::Find(StreamId stream, Axes axes) {
 
 Communicator& EngineCommunicators::Along(StreamId stream, Axes axes) {
   Communicator* found = Find(stream, axes);
-  if (found == nullptr && axes == kWorldAxes) found = Find(stream, kShardAxes);
+  if (found == nullptr && (axes == kWorldAxes || axes == kModelAxes))
+    found = Find(stream, kShardAxes);
   assert(found != nullptr);
   return *found;
 }
@@ -105,6 +106,10 @@ absl::Status EngineCommunicators::MakeSecondary(int secondary_shards) {
 }
 
 absl::Status EngineCommunicators::MakeReduce(int shards) {
+  if (inputs_.cuts_model) {  // the shard group of this rank, with all tensor ranks
+    EBB_RETURN_IF_ERROR(
+        Split(*inputs_.verdict, "model", inputs_.rank() / shards, StreamId::kReduce, kModelAxes));
+  }
   if (shards == inputs_.size()) return Make("reduce", StreamId::kReduce, kShardAxes);
   EBB_RETURN_IF_ERROR(
       Split(inputs_.world, "reduce", inputs_.rank() / shards, StreamId::kReduce, kShardAxes));

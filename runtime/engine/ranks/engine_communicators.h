@@ -23,13 +23,13 @@ class EngineCommunicators {
   absl::Status MakeControl(MemoryLedger& ledger);
   // For the exchange of records, if the verdict is of more ranks than the world.
   absl::Status MakeVerdict();
-  // Of the tensor ranks of ebb.mesh: for the trainer's kernels, and for gradients that are sums.
+  // Two of the tensor ranks of ebb.mesh: for the trainer's kernels, and for gradients that are sums.
   absl::Status MakeTensor();
   // `shards`: ranks that each unit is cut over.
   absl::Status MakeGather(int shards);
   // The communicator of the ranks that hold a secondary copy.
   absl::Status MakeSecondary(int secondary_shards);
-  // With replicas: of the shard group, of the ranks with the same slice, and of the world, unless
+  // One of the ranks that have a cut model together. With replicas: of the shard group, of the ranks with the same slice, and of the world, unless
   // the verdict has one.
   absl::Status MakeReduce(int shards);
 

@@ -193,31 +193,6 @@ absl::Status InitialValues::FillAsRank0(StateValues& state, bool is_rank_0, Broa
   return own;
 }
 
-namespace {
-
-// Elements [begin, begin + values.size()) of a whole parameter go to where the rank has them: in
-// `slice`, which is elements [first, first + slice.size()) of the section.
-void TakeOfWhole(const ParameterSpec& parameter, int64_t begin, std::span<const float> values,
-                 const sharding::PlacedParameter& placed, int64_t first, std::span<float> slice) {
-  const int64_t end = begin + std::ssize(values);
-  std::vector<RunOfRank> runs = {{.run = {.whole = begin, .local = begin, .count = end - begin}}};
-  if (parameter.block) {
-    const Block& block = *parameter.block;
-    runs = RunsOfWhole(block.whole_shape, *parameter.split, block.ranks, begin, end);
-    std::erase_if(runs, [&](const RunOfRank& of) { return of.rank != block.rank; });
-  }
-  for (const auto& [rank, run] : runs) {
-    const int64_t at = placed.offset + run.local - first;  // in the slice
-    const int64_t from = std::max<int64_t>(at, 0),
-                  to = std::min<int64_t>(at + run.count, std::ssize(slice));
-    if (from < to)
-      std::copy_n(values.begin() + (run.whole - begin) + (from - at), to - from,
-                  slice.begin() + from);
-  }
-}
-
-}  // namespace
-
 absl::Status InitialValues::FillBlocksAsRank0(StateValues& state, bool is_rank_0,
                                               Broadcast broadcast) {
   absl::Status own;
@@ -237,7 +212,7 @@ absl::Status InitialValues::FillBlocksAsRank0(StateValues& state, bool is_rank_0
           const Slice slice = {placed.parameter, parameter.name, shape, begin, end};
           if (is_rank_0 && own.ok()) own = Ask(inputs.model, slice, values);
           EBB_RETURN_IF_ERROR(broadcast(values));
-          TakeOfWhole(parameter, begin, values, placed, first, mine);
+          TakeOfWhole(parameter, begin, values, first - placed.offset, mine);
         }
       }
       for (int64_t begin = 0; begin < section.shard && own.ok(); begin += sharding::kRunElements) {

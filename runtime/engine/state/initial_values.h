@@ -35,7 +35,7 @@ struct InitialValues {
   absl::Status AskInTurn(const sharding::Section& section, int64_t begin,
                          std::span<float> values) const;
   absl::Status FillFrom(const sharding::Interval& interval, std::span<float> values) const;
-  // The same of a model that is cut over tensor ranks: rank 0 is asked for parameters whole.
+  // FillAsRank0 of a model that is cut over tensor ranks: rank 0 is asked for parameters whole.
   absl::Status FillBlocksAsRank0(StateValues& state, bool is_rank_0, Broadcast broadcast);
   // Stores values of this rank's slice, from element `first` of the section on, and the optimizer's
   // states.

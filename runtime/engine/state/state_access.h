@@ -113,6 +113,22 @@ class StateAccess {
   absl::StatusOr<std::vector<Piece>> PiecesOf(std::optional<ParameterId> p, What what) const;
   absl::Status Ask(const Initialiser& source, const Slice& slice, std::span<float> values) const;
   absl::Status WriteParameters(const sharding::StateRange& range, std::span<float> values);
+  // state_gather.cc.
+  struct Gathering {
+    ParameterId parameter{};
+    Found own;  // of this rank
+    float scale = 1;
+    int root = -1;
+    // This rank's errors: of its own elements, and of the sink.
+    absl::Status read = absl::OkStatus(), taken = absl::OkStatus();
+    std::vector<float> values = {};
+
+    bool Receives(int rank) const { return root < 0 || root == rank; }
+  };
+  absl::Status GatherWhole(Gathering& of, Sink sink);
+  absl::Status GatherBlocks(Gathering& of, Sink sink);
+  absl::Status PassPiece(Gathering& of, int from, int64_t begin, int64_t end);
+  absl::Status ReadFrom(const Found& own, int64_t begin, std::span<float> values);
   absl::Status Pass(std::span<float> values, int from, int to);
   absl::Status Spread(const sharding::SpreadClasses& classes);
 

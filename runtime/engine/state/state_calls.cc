@@ -10,6 +10,7 @@
 #include "ebb/runtime/engine/outcome/step_errors.h"
 #include "ebb/runtime/engine/ranks/agreement.h"
 #include "ebb/runtime/engine/ranks/engine_calls.h"
+#include "ebb/runtime/engine/state/mesh_copy.h"
 #include "ebb/runtime/engine/state/parameter_copy.h"
 #include "ebb/sharding/fingerprint.h"
 
@@ -191,8 +192,12 @@ absl::Status StateCalls::CheckCopyInto(const StateCalls& destination) const {
   const auto tensor_of = [](const StateCalls& one) {
     return one.core_.inputs.config.ebb.mesh.tensor;
   };
+  // A part that the trainer has made by itself is no whole model.
+  const auto is_part = [&](const StateCalls& one) {
+    return tensor_of(one) > 1 && !one.core_.inputs.cuts_model;
+  };
   if (core_.inputs.given_world == destination.core_.inputs.given_world &&
-      tensor_of(*this) != tensor_of(destination)) {
+      tensor_of(*this) != tensor_of(destination) && (is_part(*this) || is_part(destination))) {
     return absl::FailedPreconditionError(absl::StrCat(
         "CopyParametersFrom('", name, "') into '", destination.core_.inputs.options.name,
         "': the engines have different meshes, with \"ebb.mesh.tensor\" ", tensor_of(*this),
@@ -224,10 +229,14 @@ absl::Status StateCalls::CopyParametersFrom(StateCalls& source) {
   }
   core_.calls.Note(CallKind::kCopy);
   ParameterCopy copy(source.state_, state_, Control(), copy_mirror_, core_.inputs);
+  MeshCopy over_meshes(source.state_, state_);
+  const bool alike = AreCutAlike(source.core_.inputs.model, core_.inputs.model);
   absl::Status own = outcome_.AwaitVerdicts();
   own.Update(source.outcome_.AwaitVerdicts());
   if (own.ok()) own = source.CheckCopyInto(*this);
-  if (own.ok()) own = copy.Prepare(core_.inputs.device, core_.inputs.size(), core_.ledger);
+  if (own.ok())
+    own = alike ? copy.Prepare(core_.inputs.device, core_.inputs.size(), core_.ledger)
+                : over_meshes.Prepare();
   const EngineInputs& from = source.core_.inputs;
   const uint64_t subject =
       sharding::Hasher().Add(from.options.name).Add(sharding::Fingerprint(from.model)).hash();
@@ -236,7 +245,7 @@ absl::Status StateCalls::CopyParametersFrom(StateCalls& source) {
 
   runner_.AwaitState();
   source.runner_.AwaitState();
-  absl::Status copied = copy.Run();
+  absl::Status copied = alike ? copy.Run() : over_meshes.Run();
   if (copied.ok()) copied = source.core_.errors.Report();
   state_.NoteWrite(StateClass::kMaster);
   if (copied.ok() && !suspension_.suspended()) copied = state_.SpreadWritten();

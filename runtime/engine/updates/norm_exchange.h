@@ -1,5 +1,6 @@
 // The ranks' exchange of norms of whole parameters before LAMB or LARS update them. Each rank sends
-// the sums of its sub-groups to all ranks of the shard group in one record; the sums are on the
+// the sums of its sub-groups to all ranks of the shard group (of a model that is cut over tensor
+// ranks, to those too) in one record; the sums are on the
 // device and in host memory, by set of constants (UpdateTable). The records give the squares of
 // whole parameters. Sums are exact (optim/exact_sum.h), so neither cuts nor the order of ranks
 // matter.
@@ -23,8 +24,8 @@ namespace ebb {
 class NormExchange {
  public:
   // `shard`: this rank's slice of every unit. The control block outlives this.
-  NormExchange(const sharding::Plan& plan, const UpdateTable& table, int shard,
-               const ControlBlock& control);
+  NormExchange(const sharding::Plan& plan, const ModelSpec& model, const UpdateTable& table,
+               int shard, const ControlBlock& control);
 
   // Adds up this rank's sums, and writes its record of that exchange. `on_host`: null if the host
   // has none, as `on_device`: whether the control block has sums of the device. `failed`: sums are
@@ -50,7 +51,7 @@ class NormExchange {
     optim::PackedSum parameter, direction;
   };
   struct Source {
-    int rank = 0, entry = 0;  // of the shard group; of its record
+    int rank = 0, entry = 0;  // of those that exchange; of its record
   };
   // A set that takes norms: this rank's entry, and the places of the parameter's parts.
   struct Parameter {
@@ -76,7 +77,6 @@ class NormExchange {
   static_assert(sizeof(optim::NormSums) == sharding::kNormSumsBytes);
 
   const sharding::NormRecords layout_;
-  const int shards_;
   const ControlBlock& control_;
   std::vector<Parameter> parameters_;
   std::vector<optim::NormSums> totals_;  // by set: this rank's

@@ -1,4 +1,4 @@
-#include "ebb/runtime/engine/ranks/tensor_calls.h"
+#include "ebb/runtime/engine/steps/tensor_calls.h"
 
 #include <string>
 

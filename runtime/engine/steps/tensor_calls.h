@@ -32,7 +32,7 @@ class TensorCalls {
 
   const Core& core_;
   StepCommunicators& peers_;
-  // Of the last call. It has run, or NCCL has taken it, when the call returns.
+  // The last call's. It has run, or NCCL has taken it, when the call returns.
   CollectiveSpan span_;
 };
 
