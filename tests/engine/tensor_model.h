@@ -52,7 +52,7 @@ inline ModelSpec TensorModel(bool splits = true) {
 
 class TensorTrainer {
  public:
-  // What one rank does in the first block's backward of a step, beside what all do.
+  // One rank does this in the first block's backward of a step, beside what all do.
   using Fault = std::function<void(BackwardScope& scope)>;
 
   explicit TensorTrainer(Engine& engine) : engine_(engine), tensor_(engine.tensor()) {}

@@ -18,7 +18,7 @@ using sharding::SliceOf;
 
 constexpr int64_t kPieceElements = int64_t{1} << 18;
 
-// What `values` have of the run goes to its place in `piece`. `begin`: their first element in the
+// The elements of a run that `values` have go to their place in `piece`. `begin`: their first element in the
 // block; `first`: the piece's in the whole.
 void TakeRun(const BlockRun& run, int64_t begin, std::span<const float> values, int64_t first,
              std::span<float> piece) {
