@@ -9,6 +9,7 @@
 //                    are read before the update
 //   encodings.cc     optimizer states have 8 bits
 //   matrices.cc      Muon updates matrices, and AdamW the rest
+//   tensor.cc        two ranks share a layer, and its checkpoint is loaded whole
 //   engines.cc       two engines use a device in turn; ranks form the worlds of a divided model
 //   optimizer.h      Lion as a trainer's own optimizer
 //   communicator.h   a communicator that calls another one and counts the calls
@@ -69,6 +70,9 @@ absl::Status TrainWith8BitStates(const ebb::World& world, const std::vector<Samp
 
 // matrices.cc
 absl::Status TrainMatrices(const ebb::World& world, const std::vector<Sample>& samples);
+
+// tensor.cc
+absl::Status TrainTensor(const ebb::World& world, const std::vector<Sample>& samples);
 
 // engines.cc
 absl::Status TrainTwoEngines(const ebb::World& world, ebb::Engine& policy,
