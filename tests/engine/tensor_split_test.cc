@@ -120,6 +120,29 @@ TEST(TensorSplit, StagesAndTiersChangeNoBit) {
   EXPECT_EQ(Train(replicas, 2).front(), first) << "replicas";
 }
 
+// Whole parameters, under clipping, on each tensor rank.
+TEST(TensorSplit, ReplicasAreEqualAfterManySteps) {
+  constexpr int kTensor = 3, kData = 2;
+  std::vector<Vector> replicas(kTensor * kData);
+  OnThreads(kTensor * kData, [&](World world) -> absl::Status {
+    EBB_ASSIGN_OR_RETURN(Engine engine, Engine::Create(world, Device::Cpu(1), TensorModel(),
+                                                       TensorConfig(2, kTensor)));
+    TensorTrainer trainer(engine);
+    for (int step = 0; step < 50; ++step) EBB_RETURN_IF_ERROR(trainer.Train(step));
+    return engine.Read(StateClass::kMaster, [&](const Slice& slice, std::span<const float> values) {
+      Vector& all = replicas[static_cast<size_t>(world.rank())];
+      if (!TensorModel()[slice.parameter].split)
+        all.insert(all.end(), values.begin(), values.end());
+      return absl::OkStatus();
+    });
+  });
+  for (int rank = 0; rank < kTensor * kData; ++rank) {
+    EXPECT_FALSE(replicas[static_cast<size_t>(rank)].empty());
+    EXPECT_EQ(replicas[static_cast<size_t>(rank)],
+              replicas[static_cast<size_t>(rank / kTensor * kTensor)]);
+  }
+}
+
 // Their ratios follow from the norms of whole parameters. A step is as long as a fraction of the
 // parameter's norm, some 0.03, so that the roundings of its gradient, 1e-6 of it, are far below.
 TEST(TensorSplit, LambAndLarsTakeNormsOfWholeParameters) {

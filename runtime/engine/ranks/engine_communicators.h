@@ -29,8 +29,8 @@ class EngineCommunicators {
   absl::Status MakeGather(int shards);
   // The communicator of the ranks that hold a secondary copy.
   absl::Status MakeSecondary(int secondary_shards);
-  // One of the ranks that have a cut model together. With replicas: of the shard group, of the ranks with the same slice, and of the world, unless
-  // the verdict has one.
+  // One of the ranks that have a cut model together. With replicas: of the shard group, of the
+  // ranks with the same slice, and of the world, unless the verdict has one.
   absl::Status MakeReduce(int shards);
 
   // For reading state beside steps. A second call does nothing.

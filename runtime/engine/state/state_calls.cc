@@ -230,7 +230,8 @@ absl::Status StateCalls::CopyParametersFrom(StateCalls& source) {
   core_.calls.Note(CallKind::kCopy);
   ParameterCopy copy(source.state_, state_, Control(), copy_mirror_, core_.inputs);
   MeshCopy over_meshes(source.state_, state_);
-  const bool alike = AreCutAlike(source.core_.inputs.model, core_.inputs.model);
+  const bool alike = source.core_.inputs.tensor_ranks() == core_.inputs.tensor_ranks() &&
+                     AreCutAlike(source.core_.inputs.model, core_.inputs.model);
   absl::Status own = outcome_.AwaitVerdicts();
   own.Update(source.outcome_.AwaitVerdicts());
   if (own.ok()) own = source.CheckCopyInto(*this);
