@@ -14,7 +14,7 @@ struct Entry {
   const char* option;
   uint64_t value;
 };
-constexpr size_t kEntries = 19;
+constexpr size_t kEntries = 20;
 using Entries = std::array<Entry, kEntries>;
 
 Entries EntriesOf(const Run& run) {
@@ -37,6 +37,7 @@ Entries EntriesOf(const Run& run) {
           {"--evaluate-every", number(o.evaluate_every)},
           {"--sample", number(o.sample_bytes.value_or(-1))},
           {"--prompt", Hasher().Add(o.prompt).hash()},
+          {"--sequence-parallel", o.sequence_parallel},
           {"--products", Hasher().Add(o.products).hash()},
           {"--summary (given or not)", !o.summary_file.empty()},
           {"--device", Hasher().Add(o.device).hash()}};

@@ -59,7 +59,7 @@ ForwardScope Trainer::WalkToHead(Evaluation& evaluation, const Batch& batch) {
 
 absl::StatusOr<std::optional<double>> Trainer::Evaluate(StopVote& vote) {
   const size_t length = static_cast<size_t>(options_.shape.context);
-  const int64_t per_walk = world_.size() * work_.sequences;
+  const int64_t per_walk = engine_->data_ranks() * work_.sequences;
   const int64_t walks = std::clamp<int64_t>(
       text_.held_out_bytes() / options_.shape.context / per_walk, 1, kHeldOutBatches);
   Evaluation evaluation = engine_->BeginEvaluation();
@@ -70,8 +70,8 @@ absl::StatusOr<std::optional<double>> Trainer::Evaluate(StopVote& vote) {
     for (int64_t s = 0; s < work_.sequences; ++s) {
       const size_t at = static_cast<size_t>(s) * length;
       text_status_.Update(text_.HeldOut(
-          (walk * world_.size() + world_.rank()) * work_.sequences + s, walks * per_walk,
-          host.tokens.subspan(at, length), host.targets.subspan(at, length)));
+          (walk * engine_->data_ranks() + engine_->data_rank()) * work_.sequences + s,
+          walks * per_walk, host.tokens.subspan(at, length), host.targets.subspan(at, length)));
     }
     const Batch batch = batches_->Load(0, work_.sequences, options_.shape.context);
     ForwardScope head = WalkToHead(evaluation, batch);
@@ -95,10 +95,15 @@ absl::StatusOr<std::string> Trainer::Sample(const std::string& prompt, int64_t b
     const Batches::HostArrays host = batches_->Fill(0);
     for (size_t t = 0; t < seen; ++t)
       host.tokens[t] = host.targets[t] = static_cast<uint8_t>(text[text.size() - seen + t]);
-    const Batch batch = batches_->Load(0, /*sequences=*/1, static_cast<int64_t>(seen));
+    // Tensor ranks divide the rows. Those behind the text change none before them.
+    const int64_t parts = work_.layers.tensor.row_parts(), rows = static_cast<int64_t>(seen),
+                  padding = (parts - rows % parts) % parts;
+    std::fill_n(host.tokens.begin() + rows, padding, 0);
+    std::fill_n(host.targets.begin() + rows, padding, 0);
+    const Batch batch = batches_->Load(0, /*sequences=*/1, rows + padding);
     ForwardScope head = WalkToHead(evaluation, batch);
-    text.push_back(
-        Draw(layers_->LastLogits(ScopeParameters{head}, batch, head.input(0).data), random));
+    text.push_back(Draw(
+        layers_->LastLogits(ScopeParameters{head}, batch, head.input(0).data, padding), random));
   }
   GPT_RETURN_IF_ERROR(status());
   GPT_RETURN_IF_ERROR(evaluation.Finish().status());

@@ -70,6 +70,7 @@ absl::Status Trainer::SettleProducts() {
 
 absl::StatusOr<std::string> Trainer::ChooseCudaGraphs() {
   if (device_.kind() != DeviceKind::kCuda) return "";
+  if (work_.layers.tensor.cuts()) return "CUDA graphs off (layers are cut over tensor ranks)";
   bool on = options_.cuda_graphs == CudaGraphs::kOn;
   std::string why;
   if (options_.cuda_graphs == CudaGraphs::kAuto) {

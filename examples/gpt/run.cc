@@ -172,6 +172,8 @@ absl::StatusOr<Device> DeviceOf(const Run& run, const World& world) {
     LogWarning("--cuda-graphs on has no meaning on the CPU, which launches nothing");
   if (is_cpu && run.options.products != kMeasuredProducts)
     LogWarning("--products has no meaning on the CPU, which computes all products in one way");
+  if (run.options.sequence_parallel && run.config.ebb.mesh.tensor == 1)
+    LogWarning("--sequence-parallel has no meaning without --tensor, whose ranks share a sequence");
   return chosen;
 }
 

@@ -27,8 +27,8 @@ absl::Status Trainer::MakeEngine(const Config& config) {
   const int64_t rows = work_.sequences * options_.shape.context;
   GPT_ASSIGN_OR_RETURN(batches_,
                        Batches::Create(device_, work_.micro_batches, rows, workspace.first(cut)));
-  GPT_ASSIGN_OR_RETURN(layers_,
-                       Layers::Create(device_, work_.gpt, work_.layers, workspace.subspan(cut)));
+  GPT_ASSIGN_OR_RETURN(layers_, Layers::Create(device_, work_.gpt, work_.layers,
+                                               workspace.subspan(cut), engine_->tensor()));
   GPT_RETURN_IF_ERROR(layers_->Prepare(engine_->program().gradient()));
   return absl::OkStatus();
 }
@@ -99,7 +99,7 @@ const Batch& Trainer::LoadBatch(int64_t step, int micro_batch) {
   const Batches::HostArrays host = batches_->Fill(micro_batch);
   const size_t length = static_cast<size_t>(options_.shape.context);
   const int64_t first =
-      ((step * work_.micro_batches + micro_batch) * world_.size() + world_.rank()) *
+      ((step * work_.micro_batches + micro_batch) * engine_->data_ranks() + engine_->data_rank()) *
       work_.sequences;
   for (int64_t s = 0; s < work_.sequences; ++s) {
     const size_t at = static_cast<size_t>(s) * length;
@@ -123,7 +123,7 @@ absl::Status Trainer::AwaitReport(Reported reported) {
 }
 
 int64_t Trainer::tokens_per_step() const {
-  return world_.size() * work_.micro_batches * work_.sequences * options_.shape.context;
+  return engine_->data_ranks() * work_.micro_batches * work_.sequences * options_.shape.context;
 }
 
 }  // namespace ebb::gpt

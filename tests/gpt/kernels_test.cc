@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <functional>
 #include <limits>
 #include <numeric>
 
@@ -215,6 +216,158 @@ TEST_P(KernelsTest, ANanReachesTheLoss) {
   const Loss loss = CrossEntropy(ops, logits, {7, 7}, 1, nullptr, false);
   EXPECT_TRUE(std::isnan(loss.losses[0]));
   EXPECT_NEAR(loss.losses[1], std::log(40.0), 1e-5);
+}
+
+// Columns [begin, end) of the logits, as a rank has them.
+struct CutRows {
+  int64_t begin, end;
+  std::pmr::vector<float> terms;  // of 3 rows: top, own_top, sum, at_target
+  Array logits, gradient;
+};
+
+TEST_P(KernelsTest, CutRowsHaveTheLossesOfWholeOnes) {
+  ForEveryTarget([&] {
+    constexpr int64_t kRows = 3, kVocabulary = 301;
+    const TestOps ops = NewTestOps({.rows = kRows, .vocabulary = kVocabulary, .is_cut = true});
+    const Array logits = Array::Random(Logits(), kRows * kVocabulary, 1, 5);
+    const std::pmr::vector<int32_t> targets = {0, kVocabulary - 1, 150};
+    const std::pmr::vector<float> loss_scale = {4};
+    const Loss whole = CrossEntropy(ops, logits, targets, 2, loss_scale.data(), false);
+
+    std::vector<CutRows> ranks;
+    for (const auto& [begin, end] : {std::pair<int64_t, int64_t>{0, 151}, {151, 301}}) {
+      const int64_t columns = end - begin;
+      ranks.push_back({begin, end, std::pmr::vector<float>(4 * kRows),
+                       Array(Logits(), kRows * columns), Empty(kRows * columns)});
+      for (int64_t i = 0; i < kRows * columns; ++i)
+        ranks.back().logits.Set(i, logits[i / columns * kVocabulary + begin + i % columns]);
+    }
+    std::pmr::vector<float> losses(kRows);
+    const auto arrays = [&](CutRows& rank) -> CrossEntropyArrays {
+      float* const terms = rank.terms.data();
+      return {.logits = rank.logits.data(),
+              .targets = targets.data(),
+              .losses = losses.data(),
+              .gradient = rank.gradient.data(),
+              .gradient_scale = 2,
+              .loss_scale = loss_scale.data(),
+              .rows = kRows,
+              .vocabulary = rank.end - rank.begin,
+              .first_token = rank.begin,
+              .terms = {terms, terms + kRows, terms + 2 * kRows, terms + 3 * kRows}};
+    };
+    // The ranks exchange these.
+    const auto all = [&](size_t first, size_t last, const auto& combine) {
+      for (size_t i = first; i < last; ++i) {
+        const float result = combine(ranks[0].terms[i], ranks[1].terms[i]);
+        ranks[0].terms[i] = ranks[1].terms[i] = result;
+      }
+    };
+    for (CutRows& rank : ranks) ops->LogitTerms(arrays(rank));
+    all(0, kRows, [](float a, float b) { return std::max(a, b); });
+    for (CutRows& rank : ranks) ops->LogitSums(arrays(rank));
+    all(2 * kRows, 4 * kRows, std::plus<>());
+    for (CutRows& rank : ranks) {
+      ops->CrossEntropy(arrays(rank));
+      const int64_t columns = rank.end - rank.begin;
+      std::vector<double> expected;
+      for (int64_t i = 0; i < kRows * columns; ++i)
+        expected.push_back(whole.gradient[i / columns * kVocabulary + rank.begin + i % columns]);
+      // Both are rounded.
+      std::vector<double> rounded;
+      for (const double e : expected) rounded.push_back(std::abs(e));
+      ExpectClose(rank.gradient, expected, 1e-6, "gradient", rounded);
+      for (size_t r = 0; r < losses.size(); ++r) EXPECT_NEAR(losses[r], whole.losses[r], 1e-5);
+    }
+  });
+}
+
+TEST_P(KernelsTest, BiasAndResidualAreAddedToEachRow) {
+  ForEveryTarget([&] {
+    for (const int64_t width : {21, 264}) {
+      constexpr int64_t kRows = 5;
+      const TestOps ops =
+          NewTestOps({.rows = kRows, .width = width, .is_cut = true}, /*threads=*/3);
+      const Array bias = Random(width, 2), residual = Random(kRows * width, 3);
+      Array rows = Random(kRows * width, 1);
+      std::vector<double> expected;
+      for (int64_t i = 0; i < kRows * width; ++i)
+        expected.push_back(rows[i] + bias[i % width] + residual[i]);
+      ops->AddBias({.input = rows.data(),
+                    .bias = bias.data(),
+                    .residual = residual.data(),
+                    .output = rows.data(),
+                    .rows = kRows,
+                    .width = width});
+      ExpectClose(rows, expected, 1e-7, "sum");
+      for (const float beta : {0.0f, 1.0f}) {
+        Array sums = Array::Random(DType::kFloat32, width, 4);
+        std::vector<double> of_columns =
+            beta == 0 ? std::vector<double>(static_cast<size_t>(width)) : sums.Values();
+        for (int64_t i = 0; i < kRows * width; ++i)
+          of_columns[static_cast<size_t>(i % width)] += rows[i];
+        ops->ColumnSums(rows.data(), kRows, width, {sums.data(), DType::kFloat32, beta});
+        ExpectClose(sums, of_columns, kElementError, "column sums");
+      }
+    }
+  });
+}
+
+// The table is cut between tokens 4 and 5 of 9.
+TEST_P(KernelsTest, CutTablesAddUpToTheWholeOne) {
+  ForEveryTarget([&] {
+    constexpr int64_t kSequences = 2, kTokens = 5, kContext = 7, kRows = kSequences * kTokens;
+    const std::pmr::vector<int32_t> ids = {3, 3, 8, 0, 3, 1, 8, 4, 2, 5};
+    for (const int64_t width : {21, 264}) {
+      const TestOps ops =
+          NewTestOps({.rows = kRows, .tokens = kContext, .width = width, .vocabulary = 9});
+      const Array table = Random(9 * width, 1), positions = Random(kContext * width, 2),
+                  dy = Random(kRows * width, 3);
+      const auto embed = [&](int64_t first, int64_t end) {
+        Array y = Empty(kRows * width);
+        ops->Embed({.token_table = static_cast<const std::byte*>(table.data()) +
+                                   first * width * SizeOf(Compute()),
+                    .position_table = positions.data(),
+                    .ids = ids.data(),
+                    .output = y.data(),
+                    .sequences = kSequences,
+                    .tokens = kTokens,
+                    .width = width,
+                    .first_token = first,
+                    .end_token = end});
+        return y.Values();
+      };
+      const std::vector<double> whole = embed(0, 9), low = embed(0, 5), high = embed(5, 9);
+      for (size_t i = 0; i < whole.size(); ++i) {
+        const bool is_low = ids[i / static_cast<size_t>(width)] < 5;
+        EXPECT_EQ(is_low ? low[i] : high[i], whole[i]) << i;
+        EXPECT_EQ(is_low ? high[i] : low[i], 0) << i;
+      }
+      const auto backward = [&](int64_t first, int64_t end) {
+        Array tokens(DType::kFloat32, (end - first) * width),
+            of_positions(DType::kFloat32, kContext * width);
+        ops->EmbedBackward({.output_gradient = dy.data(),
+                            .ids = ids.data(),
+                            .token_gradient = {tokens.data(), DType::kFloat32, 0},
+                            .position_gradient = {of_positions.data(), DType::kFloat32, 0},
+                            .sequences = kSequences,
+                            .tokens = kTokens,
+                            .width = width,
+                            .vocabulary = end - first,
+                            .context = kContext,
+                            .first_token = first});
+        std::vector<double> values = tokens.Values();
+        return std::pair(values, of_positions.Values());
+      };
+      const auto all = backward(0, 9);
+      auto [parts, of_low] = backward(0, 5);
+      const auto [more, of_high] = backward(5, 9);
+      parts.insert(parts.end(), more.begin(), more.end());
+      EXPECT_EQ(parts, all.first);
+      EXPECT_EQ(of_low, all.second);
+      EXPECT_EQ(of_high, all.second);
+    }
+  });
 }
 
 TEST_P(KernelsTest, TheMeanIsAddedInFp64) {

@@ -152,6 +152,17 @@ TEST_F(LaunchedTest, ProcessesWithStateOnDiskHaveTheBitsOfThreads) {
   EXPECT_THAT(LeftInSharedMemory(ranks[0]->pid()), IsEmpty());
 }
 
+TEST_F(LaunchedTest, ProcessesThatShareLayersHaveTheBitsOfThreads) {
+  for (const Words& how : {Words{"--tensor", "2"}, {"--tensor", "4", "--sequence-parallel"}}) {
+    const Words cut = Joined({"--heads", "4", "--width", "32"}, how);
+    Ranks ranks = Start(4, Arguments(Joined({"--steps", "4", "--summary", summary_}, cut)));
+    for (auto& rank : ranks) rank->ExitsWith(0);
+    const std::string digest = Digest();
+    EXPECT_EQ(digest, DigestOfThreads(4, cut));
+    EXPECT_THAT(LeftInSharedMemory(ranks[0]->pid()), IsEmpty());
+  }
+}
+
 TEST_F(LaunchedTest, UnderMpirunItsProcessesAreTheRanks) {
   if (!HasMpirun()) GTEST_SKIP() << "mpirun is not here";
   Program program(Arguments({"--steps", "4", "--summary", summary_}), Mpirun(3));

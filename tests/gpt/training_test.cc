@@ -1,5 +1,7 @@
 // The trainer through the engine: the stage, the order of micro-batches and the kept activations do
 // not change the bits.
+#include "training.h"
+
 #include <fcntl.h>
 #include <linux/magic.h>
 #include <sys/vfs.h>
@@ -16,12 +18,10 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "command_line/configuration.h"
 #include "ebb/runtime/trace/resident_set.h"
 #include "gmock/gmock.h"
 #include "nlohmann/json.hpp"
 #include "ops_fixture.h"
-#include "run.h"
 #include "scratch_files.h"
 #include "stop.h"
 #include "tests/full.h"
@@ -29,104 +29,13 @@
 namespace ebb::gpt {
 namespace {
 
-struct Recipe {
-  int ranks = 2, stage = 3, threads = 1;
-  DType dtype = DType::kFloat32;
-  int64_t steps = 3, micro_batch = 1, accumulation = 1;
-  uint64_t seed = 1;
-  bool recompute = false;
-  double learning_rate = 0.01;
-  std::string ebb = "{}", optimizer = R"({"type": "AdamW", "params": {}})";
-  int64_t width = 16;
-  Tier parameters = Tier::kDevice, states = Tier::kDevice;
-  bool split_master = false, stochastic_rounding = false;
-  std::string device = "cpu";
-  CudaGraphs graphs = CudaGraphs::kOff;
-};
-
-// The driver's bytes are measured.
-void ExpectMemoryAsPredicted(const nlohmann::json& summary) {
-  for (const auto& row : summary["memory"]) {
-    if (row["class"] != "driver") {
-      EXPECT_EQ(row["predicted_bytes"], row["peak_bytes"]) << row;
-    }
-  }
-}
-
-// The bits of `expected`, with the memory and the traffic that were predicted.
-void ExpectSameAsPredicted(const nlohmann::json& summary, const nlohmann::json& expected) {
-  EXPECT_EQ(summary["parameter_digest"], expected["parameter_digest"]);
-  EXPECT_EQ(summary["losses"], expected["losses"]);
-  ExpectMemoryAsPredicted(summary);
-  for (const auto& row : summary["traffic"]) EXPECT_EQ(row["predicted_bytes"], row["bytes"]) << row;
-}
-
-nlohmann::json Train(const Recipe& recipe, std::atomic<int>* ranks_stopped = nullptr) {
-  ScratchFiles files;
-  Options options;
-  options.shape = {
-      .layers = 2, .heads = 2, .width = recipe.width, .context = 12, .vocabulary = 256};
-  options.ranks = recipe.ranks;
-  options.threads = recipe.threads;
-  options.device = recipe.device;
-  options.cuda_graphs = recipe.graphs;
-  options.products = kDefaultProducts;  // measured choices may have other bits
-  options.stage = recipe.stage;
-  options.dtype = recipe.dtype;
-  options.steps = recipe.steps;
-  options.seed = recipe.seed;
-  options.recompute = recipe.recompute;
-  options.sample_bytes = 5;
-  options.split_master = recipe.split_master;
-  options.stochastic_rounding = recipe.stochastic_rounding;
-  options.offload_param = recipe.parameters;
-  options.offload_optimizer = recipe.states;
-  options.nvme_paths = {files.Path("nvme")};
-  std::filesystem::create_directory(options.nvme_paths.front());
-  options.summary_file = files.Path("summary.json");
-  auto optimizer = nlohmann::json::parse(recipe.optimizer);
-  optimizer["params"]["lr"] = recipe.learning_rate;
-  options.config_file = files.Write(
-      "config.json", nlohmann::json{{"train_micro_batch_size_per_gpu", recipe.micro_batch},
-                                    {"gradient_accumulation_steps", recipe.accumulation},
-                                    {"zero_optimization",
-                                     {{"stage", 0},
-                                      {"stage3_param_persistence_threshold", 0},
-                                      {"offload_param", {{"max_in_cpu", 0}}}}},
-                                    {"fp16", {{"enabled", false}, {"initial_scale_power", 8}}},
-                                    {"optimizer", optimizer},
-                                    {"ebb", nlohmann::json::parse(recipe.ebb)}}
-                         .dump());
-  std::vector<uint8_t> bytes;
-  for (int i = 0; i < 600; ++i)
-    bytes.push_back(static_cast<uint8_t>("the quick brown fox "[i * i % 20]));
-  const auto text = Text::FromBytes(bytes, options.shape.context);
-  const auto config = ResolveConfig(options);
-  auto reports = Reports::Open(options, *config);
-  EXPECT_TRUE(text.ok() && config.ok() && reports.ok())
-      << text.status() << config.status() << reports.status();
-  const absl::Status status = RunThreads(recipe.ranks, [&](World world) {
-    const auto stopped =
-        RunRank(world, {.options = options, .config = *config, .text = *text, .reports = *reports});
-    if (ranks_stopped != nullptr && stopped.ok()) *ranks_stopped += stopped->empty() ? 0 : 1;
-    return stopped.status();
-  });
-  EXPECT_TRUE(status.ok()) << status;
-  EXPECT_TRUE(std::filesystem::is_empty(options.nvme_paths.front()));
-  return status.ok() ? nlohmann::json::parse(files.Read("summary.json")) : nlohmann::json();
-}
-
-std::string Digest(const Recipe& recipe) {
-  return Train(recipe)["parameter_digest"];
-}
-
 class TrainingTest : public ::testing::TestWithParam<OpsCase> {
  protected:
   void SetUp() override {
     if (GetParam().kind == DeviceKind::kCpu) return;
     if (const auto devices = Device::CudaDevices(); !devices.ok()) GTEST_SKIP() << devices.status();
   }
-  static Recipe OnDevice(Recipe recipe) {
+  static SmallRun OnDevice(SmallRun recipe) {
     recipe.dtype = GetParam().compute;
     recipe.device = GetParam().kind == DeviceKind::kCuda ? "cuda" : "cpu";
     return recipe;
@@ -147,7 +56,7 @@ TEST_P(TrainingTest, RecomputingTrainsToTheSameBits) {
 }
 
 TEST_P(TrainingTest, LayerMajorTrainsToTheSameBits) {
-  Recipe recipe = OnDevice({.steps = 2, .accumulation = 4, .ebb = R"({"reduce_at": "step"})"});
+  SmallRun recipe = OnDevice({.steps = 2, .accumulation = 4, .ebb = R"({"reduce_at": "step"})"});
   const std::string expected = Digest(recipe);
   for (const bool all : {false, true}) {
     for (const bool recompute : {false, true}) {
@@ -162,16 +71,18 @@ TEST_P(TrainingTest, LayerMajorTrainsToTheSameBits) {
 }
 
 TEST_P(TrainingTest, CudaGraphsTrainToTheSameBits) {
-  const Recipe plain = {.stage = 3},
-               once_a_step = {.steps = 2, .accumulation = 2, .ebb = R"({"reduce_at": "step"})"},
-               recompute = {.steps = 2, .accumulation = 2, .recompute = true},
-               layer_major = {.steps = 2,
-                              .accumulation = 2,
-                              .recompute = true,
-                              .ebb = R"({"reduce_at": "step", "micro_batches_per_round": "all"})"},
-               one_rank = {.ranks = 1, .stage = 0, .steps = 2, .micro_batch = 2, .accumulation = 2};
-  for (const Recipe& each : {plain, once_a_step, recompute, layer_major, one_rank}) {
-    Recipe recipe = OnDevice(each);
+  const SmallRun plain = {.stage = 3},
+                 once_a_step = {.steps = 2, .accumulation = 2, .ebb = R"({"reduce_at": "step"})"},
+                 recompute = {.steps = 2, .accumulation = 2, .recompute = true},
+                 layer_major = {.steps = 2,
+                                .accumulation = 2,
+                                .recompute = true,
+                                .ebb =
+                                    R"({"reduce_at": "step", "micro_batches_per_round": "all"})"},
+                 one_rank = {
+                     .ranks = 1, .stage = 0, .steps = 2, .micro_batch = 2, .accumulation = 2};
+  for (const SmallRun& each : {plain, once_a_step, recompute, layer_major, one_rank}) {
+    SmallRun recipe = OnDevice(each);
     SCOPED_TRACE(::testing::Message() << recipe.ebb << ", accumulation " << recipe.accumulation
                                       << ", recompute " << recipe.recompute);
     const nlohmann::json expected = Train(recipe);
@@ -197,14 +108,14 @@ TEST_P(TrainingTest, CudaGraphsTrainToTheSameBits) {
 }
 
 TEST_P(TrainingTest, ChoosingCudaGraphsByMeasurementChangesNoBit) {
-  Recipe recipe = OnDevice({});
+  SmallRun recipe = OnDevice({});
   const std::string expected = Digest(recipe);
   recipe.graphs = CudaGraphs::kAuto;
   EXPECT_EQ(Digest(recipe), expected);
 }
 
 TEST_P(TrainingTest, EveryTierTrainsToTheSameBits) {
-  Recipe recipe = OnDevice({.steps = 3, .accumulation = 2, .width = 32});
+  SmallRun recipe = OnDevice({.steps = 3, .accumulation = 2, .width = 32});
   const bool cuda = GetParam().kind == DeviceKind::kCuda;
   for (const bool layer_major : {false, true}) {
     recipe.ebb = layer_major ? R"({"micro_batches_per_round": "all"})" : "{}";
@@ -255,12 +166,12 @@ TEST_P(TrainingTest, EveryDeviceFollowsTheCpuInFp32) {
 INSTANTIATE_TEST_SUITE_P(Devices, TrainingTest, ::testing::ValuesIn(OpsCases()), OpsTestName);
 
 TEST(TrainingWithoutMasters, IsTheSameInEveryStageAndTierAndKeepsNone) {
-  Recipe recipe = {.stage = 0,
-                   .dtype = DType::kBFloat16,
-                   .steps = 4,
-                   .accumulation = 2,
-                   .width = 32,
-                   .stochastic_rounding = true};
+  SmallRun recipe = {.stage = 0,
+                     .dtype = DType::kBFloat16,
+                     .steps = 4,
+                     .accumulation = 2,
+                     .width = 32,
+                     .stochastic_rounding = true};
   const nlohmann::json expected = Train(recipe);
   recipe.stochastic_rounding = false;
   EXPECT_NE(Train(recipe)["parameter_digest"], expected["parameter_digest"]);
@@ -301,7 +212,7 @@ TEST(TrainingOfParts, IsTheSameInEveryStageAndTier) {
   for (const char* optimizer :
        {R"({"type": "AdamW", "params": {"states": "8bit", "min_8bit_size": 100}})",
         R"({"type": "Muon", "params": {}})"}) {
-    const Recipe alone = {.stage = 0, .optimizer = optimizer, .width = 32};
+    const SmallRun alone = {.stage = 0, .optimizer = optimizer, .width = 32};
     const nlohmann::json expected = Train(alone);
     EXPECT_NE(expected["parameter_digest"], Digest({.stage = 0, .width = 32}));
     for (const Case& c : {Case{0, kDevice, kDevice, true},
@@ -310,7 +221,7 @@ TEST(TrainingOfParts, IsTheSameInEveryStageAndTier) {
                           {3, kDevice, kDevice, false},
                           {3, kNvme, kNvme, true}}) {
       SCOPED_TRACE(::testing::Message() << optimizer << ", stage " << c.stage);
-      Recipe recipe = alone;
+      SmallRun recipe = alone;
       recipe.stage = c.stage, recipe.parameters = c.parameters, recipe.states = c.states;
       recipe.recompute = c.recompute;
       const nlohmann::json summary = Train(recipe);
@@ -336,9 +247,9 @@ TEST(DigestOfTraining, InitialValuesHaveOneDigestInEveryWorldStageAndNumberOfThr
 
 TEST(TrainerTest, AnyWorldDrawsTheSameGlobalBatch) {
   const nlohmann::json one = Train({.ranks = 1, .micro_batch = 4})["losses"];
-  for (const Recipe& recipe : {Recipe{.ranks = 4},
-                               {.ranks = 2, .accumulation = 2},
-                               {.ranks = 1, .micro_batch = 2, .accumulation = 2}}) {
+  for (const SmallRun& recipe : {SmallRun{.ranks = 4},
+                                 {.ranks = 2, .accumulation = 2},
+                                 {.ranks = 1, .micro_batch = 2, .accumulation = 2}}) {
     const nlohmann::json losses = Train(recipe)["losses"];
     ASSERT_EQ(losses.size(), one.size());
     // Sums in another order: a few roundings, grown over three steps.
@@ -348,7 +259,7 @@ TEST(TrainerTest, AnyWorldDrawsTheSameGlobalBatch) {
 }
 
 TEST(TrainerTest, TheLossIsTheSameWithoutMasters) {
-  Recipe recipe = {.dtype = DType::kBFloat16, .steps = 60, .micro_batch = 4};
+  SmallRun recipe = {.dtype = DType::kBFloat16, .steps = 60, .micro_batch = 4};
   const auto fall = [&] {
     const auto losses = Train(recipe)["losses"].get<std::vector<double>>();
     return losses.front() - std::accumulate(losses.end() - 10, losses.end(), 0.0) / 10;
@@ -423,12 +334,12 @@ TEST(TrafficOfTraining, OnNvmeEqualsTheKernelsCounts) {
     GTEST_SKIP() << "no direct I/O in " << ::testing::TempDir() << "; set TEST_TMPDIR to a disk";
   if (!BytesOfThisProcess()) GTEST_SKIP() << "no /proc/self/io";
   for (const bool split_master : {false, true}) {
-    Recipe recipe = {.ranks = 1,
-                     .dtype = DType::kBFloat16,
-                     .width = 128,
-                     .parameters = Tier::kNvme,
-                     .states = Tier::kNvme,
-                     .split_master = split_master};
+    SmallRun recipe = {.ranks = 1,
+                       .dtype = DType::kBFloat16,
+                       .width = 128,
+                       .parameters = Tier::kNvme,
+                       .states = Tier::kNvme,
+                       .split_master = split_master};
     // Two runs differ only by so many steady steps.
     constexpr int64_t kFewer = 3, kMore = 9;
     DiskBytes counted[2];

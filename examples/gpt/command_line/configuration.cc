@@ -96,6 +96,25 @@ absl::Status CheckHostMemory(const Options& options) {
       *options.host_memory, CheckpointBytes(options) >> 20));
 }
 
+absl::Status CheckTensor(const Options& options, const Config& config) {
+  const int64_t tensor = config.ebb.mesh.tensor;
+  if (tensor <= 1) return absl::OkStatus();
+  if (options.cuda_graphs == CudaGraphs::kOn) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--cuda-graphs on with --tensor ", tensor,
+                     ": a graph of a block cannot hold what tensor ranks exchange in it; leave one "
+                     "of the two out"));
+  }
+  if (config.optimizer.type == OptimizerType::kMuon) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("Muon updates whole matrices, and --tensor ", tensor,
+                     " cuts them: leave --tensor out, or use another optimizer"));
+  }
+  if (tensor > kRanksMax) return absl::OkStatus();  // an error of the ranks
+  return Validate(options.shape, TensorSplit{.ranks = static_cast<int>(tensor),
+                                             .divides_rows = options.sequence_parallel});
+}
+
 void OverrideOffload(const Options& options, Config& config) {
   OffloadParamConfig& param = config.zero.offload_param;
   OffloadOptimizerConfig& optimizer = config.zero.offload_optimizer;
@@ -129,6 +148,7 @@ void ApplyBatch(const Options& options, Config& config) {
 void Override(const Options& options, Config& config) {
   if (options.stage) config.zero.stage = *options.stage;
   if (options.dtype) config.compute = *options.dtype;
+  if (options.tensor) config.ebb.mesh.tensor = *options.tensor;
   ApplyBatch(options, config);
   OverrideRates(options, config);
   OverrideOffload(options, config);
@@ -231,8 +251,8 @@ absl::StatusOr<Config> OverriddenConfig(const Options& options) {
   absl::Status wrong = config.status();
   if (wrong.ok()) wrong = seen.ForWorld(WorldOf(options, seen)).status();
   if (options.nvme_paths.empty() && LacksFolder(wrong)) wrong = WithFolder(wrong);
-  GPT_RETURN_IF_ERROR(
-      AllOf({wrong, CheckHostMemory(options), CheckRates(options, seen), tiers[0], tiers[1]}));
+  GPT_RETURN_IF_ERROR(AllOf({wrong, CheckHostMemory(options), CheckRates(options, seen), tiers[0],
+                             tiers[1], CheckTensor(options, seen)}));
   return config;
 }
 
@@ -251,7 +271,17 @@ absl::StatusOr<Config> ResolveConfig(const Options& options) {
 
 int RanksOf(const Config& resolved) {
   return static_cast<int>(resolved.train_batch_size /
-                          (resolved.micro_batch_size * resolved.gradient_accumulation_steps));
+                          (resolved.micro_batch_size * resolved.gradient_accumulation_steps) *
+                          resolved.ebb.mesh.tensor);
+}
+
+std::string RanksText(const Options& options, const Config& config) {
+  const int ranks = options.ranks;
+  const MeshConfig& mesh = config.ebb.mesh;
+  return absl::StrCat(ranks, ranks == 1 ? " rank" : " ranks",
+                      mesh.tensor > 1 ? absl::StrCat(": ", mesh.DataRanks(ranks), " data x ",
+                                                     mesh.tensor, " tensor")
+                                      : "");
 }
 
 absl::StatusOr<std::string> ExplainConfig(const Options& options) {

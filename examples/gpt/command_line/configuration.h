@@ -30,6 +30,8 @@ absl::StatusOr<Config> OverriddenConfig(const Options& options);
 // ranks, there are as many as a file's batch sizes need.
 absl::StatusOr<Config> ResolveConfig(const Options& options);
 int RanksOf(const Config& resolved);
+// "4 ranks", and if they are not all data ranks, "4 ranks: 2 data x 2 tensor".
+std::string RanksText(const Options& options, const Config& config);
 // The part of a rank's RAM that saves and loads need beside the pools.
 int64_t CheckpointBytes(const Options& options);
 

@@ -179,6 +179,11 @@ void AddTraining(CLI::App& app, Options& o) {
         "ranks, as threads of this process; under mpirun, torchrun or srun each process is a rank",
         absl::StrCat(o.ranks, ", or what the configuration's batch sizes need"),
         Whole(1, kRanksMax));
+  s.Add("--tensor", o.tensor, "N",
+        "tensor ranks: consecutive ranks that share each layer; the others take other samples",
+        or_file(1), Whole(1, kRanksMax));
+  s.AddFlag("--sequence-parallel", o.sequence_parallel,
+            "between the layers that tensor ranks share, each has its own part of every sequence");
   s.Add("--threads", o.threads, "N", "threads of each rank", "0: the cores divided by the ranks",
         Whole(0, 1024));
   s.AddWord<std::string>("--device", o.device, {{"cpu", "cpu"}, {"cuda", "cuda"}}, "where to train",

@@ -51,6 +51,8 @@ struct Options {
   std::vector<std::string> nvme_paths;                // empty: the configuration's
   std::optional<int64_t> device_memory, host_memory;  // bytes of a rank's pools
   bool split_master = false, stochastic_rounding = false;
+  std::optional<int64_t> tensor;
+  bool sequence_parallel = false;
   bool recompute = false;
   ShowPlan show_plan = ShowPlan::kNo;
   bool predict = false;

@@ -18,6 +18,7 @@
 #include "absl/status/statusor.h"
 #include "ebb/runtime/base/dtype.h"
 #include "ebb/runtime/device/device.h"
+#include "ebb/runtime/engine/tensor_axis.h"
 #include "model/model.h"
 #include "ops/ops.h"
 
@@ -68,14 +69,22 @@ class Layers {
     DType compute = DType::kFloat32;
     int64_t sequences = 1;  // of a micro-batch, at most
     int64_t slots = 1;
+    TensorSplit tensor = {};
   };
+  // All tensor ranks take as many.
   static int64_t WorkspaceBytes(const Processor& processor, const GptShape& shape,
                                 const Options& options);
-  // `workspace` is device memory that outlives the layers and is theirs alone.
+  // `workspace` is device memory that outlives the layers and is theirs alone. `tensor`: the axis of
+  // Options::tensor.ranks ranks.
   static absl::StatusOr<std::unique_ptr<Layers>> Create(const Device& device, const Gpt& gpt,
                                                         const Options& options,
-                                                        std::span<std::byte> workspace);
+                                                        std::span<std::byte> workspace,
+                                                        TensorAxis tensor = {});
   ~Layers();
+
+  // While it is alone, a rank says nothing to the other tensor ranks: for passes whose results are
+  // not used.
+  void SetAlone(bool alone) { alone_ = alone; }
 
   // Prepares the passes over whole micro-batches, so that no memory is missing in a step.
   // `gradient`: the dtype of parameters' gradients.
@@ -112,8 +121,10 @@ class Layers {
   // Logits are made again chunk by chunk, and never kept whole.
   const float* HeadBackward(Parameters parameters, Gradients gradients, const Batch& batch,
                             const void* input, const float* loss_scale, void* input_gradient);
-  // The logits of the last position, on the host; valid until the next call. Waits for the device.
-  std::span<const float> LastLogits(Parameters parameters, const Batch& batch, const void* input);
+  // The logits of the last position before `padding` rows, on the host; valid until the next call.
+  // Waits for the device.
+  std::span<const float> LastLogits(Parameters parameters, const Batch& batch, const void* input,
+                                    int64_t padding = 0);
   void EmbedBackward(Gradients gradients, const Batch& batch, const void* output_gradient);
 
  private:
@@ -121,7 +132,7 @@ class Layers {
   struct Slot;
   struct Space;
   class BlockPass;
-  Layers(const Device& device, const Gpt& gpt, const Options& options);
+  Layers(const Device& device, const Gpt& gpt, const Options& options, TensorAxis tensor);
   bool Replays(const Batch& batch) const {
     return keeps_graphs_ && batch.sequences == options_.sequences &&
            batch.length == gpt_.shape.context;
@@ -131,14 +142,34 @@ class Layers {
   void EnqueueBackward(Parameters parameters, Gradients gradients, int64_t block,
                        const Batch& batch, const void* input, int64_t slot,
                        const void* output_gradient, void* input_gradient);
-  // Final norm and logits of rows [first, first + rows).
-  void ChunkLogits(Parameters parameters, const void* input, int64_t first, int64_t rows,
-                   const Target& logits);
+  // The products of normalised rows with this rank's part of the table.
+  void Logits(Parameters parameters, const void* normal, int64_t rows, const Target& logits);
+  // Losses of a chunk of rows, and gradients of their logits: of `own` rows from `first` on, in each
+  // tensor rank's part of the batch.
+  void ChunkLosses(const CrossEntropyArrays& arrays, const Batch& batch, int64_t first,
+                   int64_t own);
   const float* HeadChunks(Parameters parameters, Gradients* gradients, const Batch& batch,
                           const void* input, const float* loss_scale, void* input_gradient);
   const void* Row(const void* matrix, int64_t row) const {
     return static_cast<const char*>(matrix) + row * gpt_.shape.width * SizeOf(options_.compute);
   }
+  // Rows of a batch between the layers that are cut.
+  int64_t OwnRows(const Batch& batch) const { return batch.rows() / options_.tensor.row_parts(); }
+  // Rows of all tensor ranks, [rows, width]: the own ones, or where each rank has a part of them, all
+  // in `whole`.
+  const void* Gathered(const void* own, int64_t own_rows, void* whole);
+  // The own rows of the sum of all ranks' `terms`, which are [rows, width]: there, or where each rank
+  // has a part of the rows, in `own`.
+  void* SumTerms(void* terms, int64_t own_rows, void* own);
+  void ReduceNumbers(float* numbers, int64_t count, ReduceOp op);
+  // The sum of the ranks' products of a layer that is cut by its inputs, with bias and residual.
+  void SumProducts(Parameters parameters, const WeightAndBias& ids, const void* input,
+                   int64_t inputs, const Batch& batch, const void* residual, void* output);
+  // Gradients of such a layer's weight and bias. The bias is whole, so each rank sums it alike: apart
+  // from the product, over its own rows.
+  void SummedWeightGradient(Gradients gradients, const WeightAndBias& ids, const void* input,
+                            int64_t inputs, const Batch& batch, const void* whole_gradient,
+                            const void* own_gradient);
   NormArrays Norm(Parameters parameters, const WeightAndBias& ids, const void* input,
                   const Statistics& kept, void* output, int64_t rows) const;
   void NormBackward(const NormArrays& norm, const void* output_gradient,
@@ -155,6 +186,9 @@ class Layers {
   const Device device_;
   const Gpt gpt_;
   const Options options_;
+  const TensorAxis tensor_;
+  const TensorShare share_;
+  bool alone_ = false;
   std::unique_ptr<Space> space_;
   Buffer host_logits_;
   std::unique_ptr<Ops> own_ops_;

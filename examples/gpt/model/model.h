@@ -21,6 +21,30 @@ struct GptShape {
 // The error names the wrong field.
 absl::Status Validate(const GptShape& shape);
 
+// How the layers are cut over tensor ranks, as in Megatron-LM (Shoeybi et al., arXiv:1909.08053).
+// A rank has whole heads, some of the feed-forward's hidden columns, and some rows of the table of
+// tokens. Norms, positions, and biases of row-parallel layers are whole on every rank.
+struct TensorSplit {
+  int ranks = 1;
+  // Between these layers each rank has its own part of the rows (Korthikanti et al.,
+  // arXiv:2205.05198).
+  bool divides_rows = false;
+
+  bool cuts() const { return ranks > 1; }
+  int64_t row_parts() const { return divides_rows ? ranks : 1; }
+};
+
+// The error names the option that does not go with --tensor.
+absl::Status Validate(const GptShape& shape, const TensorSplit& tensor);
+
+// A rank's part of the layers. Rank 0's is the largest.
+struct TensorShare {
+  int64_t heads = 0, width = 0;  // attention's heads, and their columns
+  int64_t hidden = 0;
+  int64_t vocabulary = 0, first_token = 0;
+};
+TensorShare ShareOf(const GptShape& shape, int rank, int ranks);
+
 struct WeightAndBias {
   ParameterId weight{}, bias{};
 };
@@ -43,6 +67,7 @@ struct GptOptions {
   uint64_t seed = 1;              // of the initial values
   int64_t boundary_bytes = 0;     // a micro-batch's activations between two visits
   std::string vector_group = "";  // parameter group of norms and biases
+  TensorSplit tensor = {};
 };
 
 // Adds the model to `spec`.

@@ -24,8 +24,9 @@ struct PassBuffers {
   PassBuffers(const GptShape& shape, const Layers::Options& options, DType gradient,
               std::byte* base) {
     const int64_t rows = options.sequences * shape.context;
+    const TensorShare share = ShareOf(shape, 0, options.tensor.ranks);
     const int64_t largest =
-        shape.width * std::max({4 * shape.width, shape.vocabulary, shape.context});
+        shape.width * std::max({share.hidden, 3 * share.width, share.vocabulary, shape.context});
     const int64_t boundary = rows * shape.width * SizeOf(options.compute);
     Arena arena(base);
     parameters = arena.Take(largest * std::max(SizeOf(options.compute), SizeOf(gradient)));
@@ -72,6 +73,7 @@ absl::StatusOr<std::string> WarmUp(const Device& device, const Gpt& gpt,
                        .length = gpt.shape.context};
   const auto parameter = [&](ParameterId) -> const void* { return buffers.parameters; };
   layers.ChooseProducts(choice);
+  layers.SetAlone(true);
   layers.Embed(parameter, batch, buffers.input);
   layers.BlockForward(parameter, 0, batch, buffers.input, 0, buffers.output);
   layers.HeadLoss(parameter, batch, buffers.output);
@@ -84,6 +86,7 @@ absl::StatusOr<std::string> WarmUp(const Device& device, const Gpt& gpt,
     layers.EmbedBackward(target, batch, buffers.input_gradient);
   }
   layers.LastLogits(parameter, batch, buffers.output);
+  layers.SetAlone(false);
   stream.WaitIdle();
   std::string letters = layers.product_letters();
   layers.ChooseProducts({});

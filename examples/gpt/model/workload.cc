@@ -35,8 +35,11 @@ absl::StatusOr<Workload> WorkloadOf(const Options& options, const Config& config
                                 : work.micro_batches;
   const double slots =
       options.recompute ? 1 : static_cast<double>(per_round) * static_cast<double>(shape.layers);
+  const TensorSplit tensor = {
+      .ranks = static_cast<int>(config.ebb.mesh.tensor),
+      .divides_rows = options.sequence_parallel && config.ebb.mesh.tensor > 1};
   const double rows_of_any_size =
-      static_cast<double>(work.sequences) * static_cast<double>(shape.context);
+      static_cast<double>(work.sequences) * static_cast<double>(shape.context) / tensor.ranks;
   if (LeastBytes(shape, rows_of_any_size, slots, static_cast<double>(work.micro_batches)) >
       kBytesMax) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -48,12 +51,14 @@ absl::StatusOr<Workload> WorkloadOf(const Options& options, const Config& config
   work.gpt = Declare(
       {.shape = shape,
        .seed = options.seed,
-       .boundary_bytes = rows * shape.width * SizeOf(config.compute),
-       .vector_group = config.ebb.parameter_groups.contains(kVectorGroup) ? kVectorGroup : ""},
+       .boundary_bytes = rows / tensor.row_parts() * shape.width * SizeOf(config.compute),
+       .vector_group = config.ebb.parameter_groups.contains(kVectorGroup) ? kVectorGroup : "",
+       .tensor = tensor},
       work.spec);
   work.layers = {.compute = config.compute,
                  .sequences = work.sequences,
-                 .slots = options.recompute ? 1 : per_round * shape.layers};
+                 .slots = options.recompute ? 1 : per_round * shape.layers,
+                 .tensor = tensor};
   // For each micro-batch of a round: forward, forward again in backward, and backward, which writes
   // gradients or adds to them. And the evaluation's forward.
   work.passes = shape.layers * (per_round * (options.recompute ? 4 : 3) + 1);

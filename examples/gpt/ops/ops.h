@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <span>
 #include <string>
@@ -52,6 +53,13 @@ struct MatmulArrays {
   int64_t m = 0, n = 0, k = 0;
 };
 
+// output = input + bias[width] + residual, all [rows, width]; output may be one of the two others.
+struct AddBiasArrays {
+  const void *input = nullptr, *bias = nullptr, *residual = nullptr;
+  void* output = nullptr;
+  int64_t rows = 0, width = 0;
+};
+
 struct NormArrays {
   const void* input = nullptr;
   const void* residual = nullptr;  // null, or added to the input first; the sum goes to `sum`
@@ -89,8 +97,25 @@ struct AttentionBackwardArrays {
   int64_t sequences = 0, tokens = 0, heads = 0, width = 0;
 };
 
+// Numbers that ranks with some columns of each row of logits tell each other: one for each row.
+struct RowTerms {
+  float* top = nullptr;        // the largest logit: of the own columns, then of all
+  float* own_top = nullptr;    // of the own columns
+  float* sum = nullptr;        // of exp(logit - own_top), then exp(logit - top)
+  float* at_target = nullptr;  // the target's logit; 0 if another rank has it
+};
+
 // Losses of rows of logits (of LogitsDtype), and their gradients: gradient = gradient_scale *
 // loss_scale * (softmax - one-hot).
+//
+// If the vocabulary is cut over ranks, the columns are tokens [first_token, first_token +
+// vocabulary), and a row takes three calls:
+//
+//   LogitTerms       top, own_top, sum and at_target of the own columns
+//                    the ranks replace top by the largest one
+//   LogitSums        sum is of exp(logit - top)
+//                    the ranks replace sum and at_target by their sums
+//   CrossEntropy     the losses, and the gradients of the own columns
 struct CrossEntropyArrays {
   const void* logits = nullptr;
   const int32_t* targets = nullptr;
@@ -100,21 +125,27 @@ struct CrossEntropyArrays {
   float gradient_scale = 1;
   const float* loss_scale = nullptr;  // on the device; null: 1
   int64_t rows = 0, vocabulary = 0;
+  int64_t first_token = 0;
+  RowTerms terms = {};  // null: the rows have all columns
 };
 
+// The table has tokens [first_token, end_token). The output of another token is 0.
 struct EmbedArrays {
   const void *token_table = nullptr,
              *position_table = nullptr;  // [vocabulary, width], [context, width]
   const int32_t* ids = nullptr;          // [sequences * tokens]
   void* output = nullptr;
   int64_t sequences = 0, tokens = 0, width = 0;
+  int64_t first_token = 0, end_token = std::numeric_limits<int64_t>::max();
 };
 
+// The token table has `vocabulary` tokens from first_token on. Other tokens add nothing to it.
 struct EmbedBackwardArrays {
   const void* output_gradient = nullptr;
   const int32_t* ids = nullptr;
   Target token_gradient = {}, position_gradient = {};
   int64_t sequences = 0, tokens = 0, width = 0, vocabulary = 0, context = 0;
+  int64_t first_token = 0;
 };
 
 // The graphs of the call sequences that were given to Replay.
@@ -149,10 +180,16 @@ class Ops {
   virtual int64_t unprepared() const { return 0; }
 
   virtual void Matmul(const MatmulArrays& arrays) = 0;
+  virtual void AddBias(const AddBiasArrays& arrays) = 0;
+  // The sums of a matrix [rows, columns] in the compute dtype over its rows.
+  virtual void ColumnSums(const void* matrix, int64_t rows, int64_t columns,
+                          const Target& sums) = 0;
   virtual void Norm(const NormArrays& arrays) = 0;
   virtual void NormBackward(const NormBackwardArrays& arrays) = 0;
   virtual void Attention(const AttentionArrays& arrays) = 0;
   virtual void AttentionBackward(const AttentionBackwardArrays& arrays) = 0;
+  virtual void LogitTerms(const CrossEntropyArrays& arrays) = 0;
+  virtual void LogitSums(const CrossEntropyArrays& arrays) = 0;
   virtual void CrossEntropy(const CrossEntropyArrays& arrays) = 0;
   // The mean of fp32 numbers, added in fp64.
   virtual void Mean(const float* numbers, int64_t count, float* mean) = 0;
@@ -193,6 +230,8 @@ DType LogitsDtype(const Processor& processor, DType compute);
 struct OpsLimits {
   int64_t rows = 0;  // tokens of a micro-batch, at most
   int64_t tokens = 0, width = 0, heads = 0, vocabulary = 0;
+  int64_t attention_width = 0;  // of all heads; 0: width
+  bool is_cut = false;          // AddBias, ColumnSums and LogitTerms are called
 };
 
 // Scratch is the caller's memory of the device, of at least so many bytes, aligned to 256,

@@ -324,11 +324,11 @@ std::string SummaryJson(const Summary& summary, const History& history) {
 std::string Headline(Trainer& trainer, const Run& run, const std::string& how) {
   const Config& config = trainer.engine().config();
   return absl::StrFormat(
-      "%.2f M parameters, %d %s (%s), stage %d, %s, %d tokens a step, %d bytes of text, %s%s",
-      static_cast<double>(ParametersOf(trainer.model())) / 1e6, run.options.ranks,
-      run.options.ranks == 1 ? "rank" : "ranks", trainer.device().description(), config.zero.stage,
-      std::string(Name(config.compute)), trainer.tokens_per_step(), run.text.training_bytes(),
-      RatesText(config), how.empty() ? "" : ", " + how);
+      "%.2f M parameters, %s (%s), stage %d, %s, %d tokens a step, %d bytes of text, %s%s",
+      static_cast<double>(ParametersOf(trainer.model())) / 1e6, RanksText(run.options, config),
+      trainer.device().description(), config.zero.stage, std::string(Name(config.compute)),
+      trainer.tokens_per_step(), run.text.training_bytes(), RatesText(config),
+      how.empty() ? "" : ", " + how);
 }
 
 absl::StatusOr<Summary> Summarize(const World& world, const Run& run, Trainer& trainer,
@@ -364,7 +364,8 @@ absl::Status ReportRun(const Run& run, Trainer& trainer, const History& history,
   const RankUsage& usage = summary.usage;
   progress.Say("\nMemory of the fullest rank\n" + MemoryTable(usage.memory));
   if (!usage.traffic.empty()) {
-    const int64_t own = ParametersOf(trainer.model()) / trainer.engine().program().shards();
+    const int64_t own = ParametersOf(trainer.model()) / trainer.engine().program().shards() /
+                        config.ebb.mesh.tensor;
     progress.Say((history.traffic_is_steady
                       ? "Traffic of a step\n"
                       : "Traffic of the last step; none in steady state, with its update and that "

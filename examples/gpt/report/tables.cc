@@ -43,12 +43,12 @@ Processor ProcessorOf(const Options& options) {
 
 std::string Title(const Options& options, const Workload& work, const Config& config) {
   const bool on_gpu = options.device == "cuda";
-  std::string title =
-      absl::StrFormat("%.2f M parameters, %d %s on %s, %s, %d tokens a step\n",
-                      static_cast<double>(ParametersOf(work.spec)) / 1e6, options.ranks,
-                      options.ranks == 1 ? "rank" : "ranks", on_gpu ? "GPUs" : "the CPU",
-                      std::string(Name(config.compute)),
-                      options.ranks * work.micro_batches * work.sequences * options.shape.context);
+  std::string title = absl::StrFormat(
+      "%.2f M parameters, %s on %s, %s, %d tokens a step\n",
+      static_cast<double>(ParametersOf(work.spec)) / 1e6, RanksText(options, config),
+      on_gpu ? "GPUs" : "the CPU", std::string(Name(config.compute)),
+      config.ebb.mesh.DataRanks(options.ranks) * work.micro_batches * work.sequences *
+          options.shape.context);
   if (on_gpu && !CudaOpsAreBuilt())
     title += "Scratch of GPU kernels is left out: this build of gpt has no CUDA.\n";
   return title;
@@ -212,10 +212,12 @@ std::string PlanText(const Program& program, const Config& config, int64_t param
   std::string text =
       absl::StrCat("Memory of a rank\n", MemoryTable(program.memory(), /*counted=*/false));
   const std::vector<TrafficRow> traffic = program.traffic();
-  absl::StrAppend(&text, "\nTraffic of a step between the tiers of a rank\n",
-                  traffic.empty() ? "none: all state is on the device\n"
-                                  : TrafficTable(traffic, config, parameters / program.shards(),
-                                                 /*counted=*/false));
+  absl::StrAppend(
+      &text, "\nTraffic of a step between the tiers of a rank\n",
+      traffic.empty()
+          ? "none: all state is on the device\n"
+          : TrafficTable(traffic, config, parameters / program.shards() / config.ebb.mesh.tensor,
+                         /*counted=*/false));
   absl::StrAppendFormat(&text, "\nCommunication of a rank in a step\n%-16s%s\n", "operation",
                         Heading("predicted MiB"));
   for (const CommunicationRow& row : program.communication())

@@ -50,6 +50,12 @@ auto TouchedBy(Which<ElementWiseKernel<T, kWidth, Element>>,
 }
 
 template <class T, int kWidth>
+auto TouchedBy(Which<AddBiasKernel<T, kWidth>>, const AddBiasArrays& a) {
+  const int64_t count = a.rows * a.width;
+  return std::array{ReadsNumbers<T>(a.input, count), ReadsNumbers<T>(a.bias, a.width),
+                    ReadsNumbers<T>(a.residual, count), WritesNumbers<T>(a.output, count)};
+}
+template <class T, int kWidth>
 auto TouchedBy(Which<ColumnSumsKernel<T, kWidth>>,
                const typename ColumnSumsKernel<T, kWidth>::Arrays& a) {
   return std::array{ReadsNumbers<T>(a.matrix, a.rows * a.columns),
@@ -90,9 +96,25 @@ auto TouchedBy(Which<NormBackwardKernel<T, kWidth, kRowThreads>>,
 template <class T>
 auto TouchedBy(Which<CrossEntropyKernel<T>>, const CrossEntropyArrays& a) {
   const int64_t count = a.rows * a.vocabulary;
-  return std::array{ReadsNumbers<T>(a.logits, count), ReadsNumbers<int32_t>(a.targets, a.rows),
-                    ReadsNumbers<float>(a.loss_scale, 1), WritesNumbers<float>(a.losses, a.rows),
-                    WritesNumbers<T>(a.gradient, count)};
+  return std::array{
+      ReadsNumbers<T>(a.logits, count),         ReadsNumbers<int32_t>(a.targets, a.rows),
+      ReadsNumbers<float>(a.loss_scale, 1),     ReadsNumbers<float>(a.terms.top, a.rows),
+      ReadsNumbers<float>(a.terms.sum, a.rows), ReadsNumbers<float>(a.terms.at_target, a.rows),
+      WritesNumbers<float>(a.losses, a.rows),   WritesNumbers<T>(a.gradient, count)};
+}
+template <class T>
+auto TouchedBy(Which<LogitTermsKernel<T>>, const CrossEntropyArrays& a) {
+  return std::array{ReadsNumbers<T>(a.logits, a.rows * a.vocabulary),
+                    ReadsNumbers<int32_t>(a.targets, a.rows),
+                    WritesNumbers<float>(a.terms.top, a.rows),
+                    WritesNumbers<float>(a.terms.own_top, a.rows),
+                    WritesNumbers<float>(a.terms.sum, a.rows),
+                    WritesNumbers<float>(a.terms.at_target, a.rows)};
+}
+inline auto TouchedBy(Which<LogitSumsKernel>, const CrossEntropyArrays& a) {
+  return std::array{ReadsNumbers<float>(a.terms.top, a.rows),
+                    ReadsNumbers<float>(a.terms.own_top, a.rows),
+                    WritesNumbers<float>(a.terms.sum, a.rows)};
 }
 inline auto TouchedBy(Which<MeanKernel>, const MeanKernel::Arrays& a) {
   return std::array{ReadsNumbers<float>(a.numbers, a.count), WritesNumbers<float>(a.mean, 1)};

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cassert>
+#include <cmath>
 #include <mutex>
 #include <numeric>
 #include <vector>
@@ -40,8 +41,12 @@ class Preparation final : public Ops {
   void AttentionBackward(const AttentionBackwardArrays& x) override {
     status_.Update(attention_.Prepare(x));
   }
+  void AddBias(const AddBiasArrays&) override {}
+  void ColumnSums(const void*, int64_t, int64_t, const Target&) override {}
   void Norm(const NormArrays&) override {}
   void NormBackward(const NormBackwardArrays&) override {}
+  void LogitTerms(const CrossEntropyArrays&) override {}
+  void LogitSums(const CrossEntropyArrays&) override {}
   void CrossEntropy(const CrossEntropyArrays&) override {}
   void Mean(const float*, int64_t, float*) override {}
   void Embed(const EmbedArrays&) override {}
@@ -90,6 +95,15 @@ class CpuOps final : public Ops {
     if (x.a_sums.data != nullptr) ColumnSums(x.a, x.k, x.m, x.a_sums);
   }
 
+  void AddBias(const AddBiasArrays& arrays) override {
+    team_.Run(arrays.rows, kRowGrain,
+              [&](int64_t begin, int64_t end) { cpu::AddBiasRows(compute_, arrays, begin, end); });
+  }
+  void ColumnSums(const void* matrix, int64_t rows, int64_t columns, const Target& sums) override {
+    team_.Run(columns, kColumnGrain, [&](int64_t begin, int64_t end) {
+      cpu::ColumnSumsRange(compute_, matrix, rows, columns, sums, begin, end);
+    });
+  }
   void Norm(const NormArrays& arrays) override {
     team_.Run(arrays.rows, kRowGrain,
               [&](int64_t begin, int64_t end) { cpu::NormRows(compute_, arrays, begin, end); });
@@ -114,6 +128,15 @@ class CpuOps final : public Ops {
       attention_.BackwardHead(arrays, sequence, head, scratch);
     });
   }
+  void LogitTerms(const CrossEntropyArrays& arrays) override {
+    team_.Run(arrays.rows, kRowGrain,
+              [&](int64_t begin, int64_t end) { cpu::LogitTermsRows(arrays, begin, end); });
+  }
+  void LogitSums(const CrossEntropyArrays& arrays) override {
+    const RowTerms& terms = arrays.terms;
+    for (int64_t r = 0; r < arrays.rows; ++r)
+      terms.sum[r] *= std::exp(terms.own_top[r] - terms.top[r]);
+  }
   void CrossEntropy(const CrossEntropyArrays& arrays) override {
     team_.Run(arrays.rows, kRowGrain, [&](int64_t begin, int64_t end) {
       cpu::CrossEntropyRows(compute_, arrays, begin, end);
@@ -130,7 +153,7 @@ class CpuOps final : public Ops {
   void EmbedBackward(const EmbedBackwardArrays& x) override {
     const int64_t rows = x.sequences * x.tokens;
     Scatter(x.output_gradient, rows, x.width, x.vocabulary, x.token_gradient,
-            [&](int64_t row) { return x.ids[row]; });
+            [&](int64_t row) { return x.ids[row] - x.first_token; });
     Scatter(x.output_gradient, rows, x.width, x.context, x.position_gradient,
             [&](int64_t row) { return row % x.tokens; });
   }
@@ -151,11 +174,6 @@ class CpuOps final : public Ops {
     team_.Run(count, kElementGrain,
               [&](int64_t begin, int64_t end) { cpu::AddRange(compute_, a, b, sum, begin, end); });
   }
-  void ColumnSums(const void* matrix, int64_t rows, int64_t columns, Target sums) {
-    team_.Run(columns, kColumnGrain, [&](int64_t begin, int64_t end) {
-      cpu::ColumnSumsRange(compute_, matrix, rows, columns, sums, begin, end);
-    });
-  }
 
   // Heads are spread over as many slots as there are threads, each with its own scratch.
   template <class Arrays, class Body>
@@ -173,7 +191,7 @@ class CpuOps final : public Ops {
   }
 
   // Row r of the target gets the sum of the gradient's rows that have table row r, in ascending
-  // order. No two threads add to one row, so the sum's order is fixed.
+  // order. Rows of the gradient whose table row another rank has are left out. No two threads add to one row, so the sum's order is fixed.
   template <class TableRow>
   void Scatter(const void* gradient, int64_t rows, int64_t width, int64_t table_rows,
                const Target& target, const TableRow& table_row) {
@@ -181,10 +199,14 @@ class CpuOps final : public Ops {
     int32_t* positions = starts + table_rows + 1;
     assert(ScatterInts(table_rows, rows) <= static_cast<int64_t>(scratch_.size()));
     std::fill_n(starts, table_rows + 1, 0);
-    for (int64_t row = 0; row < rows; ++row) ++starts[table_row(row)];
+    const auto has = [&](int64_t row) {
+      return 0 <= table_row(row) && table_row(row) < table_rows;
+    };
+    for (int64_t row = 0; row < rows; ++row)
+      if (has(row)) ++starts[table_row(row)];
     for (int64_t t = 1; t <= table_rows; ++t) starts[t] += starts[t - 1];  // now they are the ends
     for (int64_t row = rows; row-- > 0;)
-      positions[--starts[table_row(row)]] = static_cast<int32_t>(row);
+      if (has(row)) positions[--starts[table_row(row)]] = static_cast<int32_t>(row);
     team_.Run(table_rows, kRowGrain, [&](int64_t begin, int64_t end) {
       cpu::ScatterRows(compute_,
                        {.output_gradient = gradient,
@@ -207,7 +229,8 @@ class CpuOps final : public Ops {
 }  // namespace
 
 int64_t CpuScratchBytes(DType compute, int threads, const OpsLimits& limits) {
-  const int64_t depth = limits.heads > 0 ? limits.width / limits.heads : 0;
+  const int64_t width = limits.attention_width > 0 ? limits.attention_width : limits.width;
+  const int64_t depth = limits.heads > 0 ? width / limits.heads : 0;
   const int64_t heads = threads * HeadStride(limits.tokens, depth);
   const int64_t scatter = ScatterInts(std::max(limits.vocabulary, limits.tokens), limits.rows);
   return std::max({cpu::Matmul::ScratchFloats(compute), heads, scatter}) *

@@ -103,6 +103,20 @@ void AddRange(DType dtype, const void* a, const void* b, void* sum, int64_t begi
     });
   });
 }
+void AddBiasRows(DType dtype, const AddBiasArrays& a, int64_t begin, int64_t end) {
+  WithType(dtype, [&]<class T>(T*) {
+    const T* bias = static_cast<const T*>(a.bias);
+    for (int64_t r = begin; r < end; ++r) {
+      const T *x = static_cast<const T*>(a.input) + r * a.width,
+              *residual = static_cast<const T*>(a.residual) + r * a.width;
+      T* y = static_cast<T*>(a.output) + r * a.width;
+      ForEach(a.width, [&](auto d, int64_t i) HWY_ATTR {
+        const auto sum = hn::Add(LoadAs(d, x + i), LoadAs(d, bias + i));
+        StoreAs(d, hn::Add(sum, LoadAs(d, residual + i)), y + i);
+      });
+    }
+  });
+}
 void ColumnSumsRange(DType dtype, const void* matrix, int64_t rows, int64_t columns,
                      const Target& sums, int64_t begin, int64_t end) {
   WithType(dtype, [&]<class T>(T*) {
@@ -161,6 +175,8 @@ GPT_DISPATCH(GeluBackwardRange,
 GPT_DISPATCH(AddRange,
              (DType dtype, const void* a, const void* b, void* sum, int64_t begin, int64_t end),
              dtype, a, b, sum, begin, end)
+GPT_DISPATCH(AddBiasRows, (DType dtype, const AddBiasArrays& arrays, int64_t begin, int64_t end),
+             dtype, arrays, begin, end)
 GPT_DISPATCH(ColumnSumsRange,
              (DType dtype, const void* matrix, int64_t rows, int64_t columns, const Target& sums,
               int64_t begin, int64_t end),

@@ -1,6 +1,8 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/cpu/embedding.cc"
 
+#include <algorithm>
+
 #include "hwy/foreach_target.h"  // before highway.h
 #include "hwy/highway.h"
 #include "ops/cpu/kernels.h"
@@ -12,9 +14,14 @@ namespace ebb::gpt::cpu::HWY_NAMESPACE {
 void EmbedRows(DType dtype, const EmbedArrays& a, int64_t begin, int64_t end) {
   WithType(dtype, [&]<class T>(T*) {
     for (int64_t r = begin; r < end; ++r) {
-      const T* token = static_cast<const T*>(a.token_table) + a.ids[r] * a.width;
-      const T* position = static_cast<const T*>(a.position_table) + (r % a.tokens) * a.width;
+      const int64_t id = a.ids[r];
       T* to = static_cast<T*>(a.output) + r * a.width;
+      if (id < a.first_token || id >= a.end_token) {  // another rank has it
+        std::fill_n(to, a.width, T(0.0f));
+        continue;
+      }
+      const T* token = static_cast<const T*>(a.token_table) + (id - a.first_token) * a.width;
+      const T* position = static_cast<const T*>(a.position_table) + (r % a.tokens) * a.width;
       ForEach(a.width, [&](auto d, int64_t i) HWY_ATTR {
         StoreAs(d, hn::Add(LoadAs(d, token + i), LoadAs(d, position + i)), to + i);
       });

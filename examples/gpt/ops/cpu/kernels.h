@@ -33,6 +33,7 @@ void GeluRange(DType dtype, const void* input, void* output, int64_t begin, int6
 void GeluBackwardRange(DType dtype, const void* input, void* output, void* gradient, int64_t begin,
                        int64_t end);
 void AddRange(DType dtype, const void* a, const void* b, void* sum, int64_t begin, int64_t end);
+void AddBiasRows(DType dtype, const AddBiasArrays& arrays, int64_t begin, int64_t end);
 void ColumnSumsRange(DType dtype, const void* matrix, int64_t rows, int64_t columns,
                      const Target& sums, int64_t begin, int64_t end);
 
@@ -83,6 +84,8 @@ struct SoftmaxBackwardArrays {
 void SoftmaxBackward(DType dtype, const SoftmaxBackwardArrays& arrays);
 // dots[r] = a[r] . b[r]
 void RowDots(DType dtype, Block a, Block b, int64_t rows, int64_t columns, float* dots);
+// Its logits are fp32, as those of CrossEntropyRows.
+void LogitTermsRows(const CrossEntropyArrays& arrays, int64_t begin, int64_t end);
 void CrossEntropyRows(DType dtype, const CrossEntropyArrays& arrays, int64_t begin, int64_t end);
 
 }  // namespace ebb::gpt::cpu

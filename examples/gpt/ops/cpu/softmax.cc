@@ -82,16 +82,35 @@ void SoftmaxBackwardOf(const SoftmaxBackwardArrays& b) {
   }
 }
 
+// The sum of exp(logit - top) over a row.
+HWY_INLINE float SumOfExponentials(const float* logits, int64_t n, float top) {
+  return Sum(n, [&](auto d, int64_t i) HWY_ATTR {
+    return ExpOrNan(d, hn::Sub(hn::LoadU(d, logits + i), hn::Set(d, top)));
+  });
+}
+
+void LogitTermsRows(const CrossEntropyArrays& a, int64_t begin, int64_t end) {
+  for (int64_t r = begin; r < end; ++r) {
+    const float* logits = static_cast<const float*>(a.logits) + r * a.vocabulary;
+    const float top = RowMax(logits, a.vocabulary);
+    const int64_t target = a.targets[r] - a.first_token;
+    a.terms.top[r] = a.terms.own_top[r] = top;
+    a.terms.sum[r] = SumOfExponentials(logits, a.vocabulary, top);
+    a.terms.at_target[r] = 0 <= target && target < a.vocabulary ? logits[target] : 0.0f;
+  }
+}
+
 template <class T>
 void CrossEntropyRowsOf(const CrossEntropyArrays& a, int64_t begin, int64_t end) {
   const float scale = a.gradient_scale * (a.loss_scale == nullptr ? 1.0f : *a.loss_scale);
   for (int64_t r = begin; r < end; ++r) {
     const float* logits = static_cast<const float*>(a.logits) + r * a.vocabulary;
-    const float top = RowMax(logits, a.vocabulary);
-    const float target = logits[a.targets[r]];  // read before the gradient may overwrite it
-    const float sum = Sum(a.vocabulary, [&](auto d, int64_t i) HWY_ATTR {
-      return ExpOrNan(d, hn::Sub(hn::LoadU(d, logits + i), hn::Set(d, top)));
-    });
+    const bool is_cut = a.terms.top != nullptr;
+    const int64_t column = a.targets[r] - a.first_token;
+    const float top = is_cut ? a.terms.top[r] : RowMax(logits, a.vocabulary);
+    // Read before the gradient may overwrite it.
+    const float target = is_cut ? a.terms.at_target[r] : logits[column];
+    const float sum = is_cut ? a.terms.sum[r] : SumOfExponentials(logits, a.vocabulary, top);
     const float log_sum_exp = top + std::log(sum);
     a.losses[r] = log_sum_exp - target;
     if (a.gradient == nullptr) continue;
@@ -101,8 +120,9 @@ void CrossEntropyRowsOf(const CrossEntropyArrays& a, int64_t begin, int64_t end)
           ExpOrNan(d, hn::Sub(hn::LoadU(d, logits + i), hn::Set(d, log_sum_exp)));
       StoreAs(d, hn::Mul(probability, hn::Set(d, scale)), gradient + i);
     });
+    if (column < 0 || column >= a.vocabulary) continue;  // another rank has it
     const float at_target = (std::exp(target - log_sum_exp) - 1) * scale;
-    gradient[a.targets[r]] = static_cast<T>(at_target);
+    gradient[column] = static_cast<T>(at_target);
   }
 }
 
@@ -135,6 +155,8 @@ GPT_DISPATCH(Softmax, (DType dtype, const SoftmaxArrays& arrays), dtype, arrays)
 GPT_DISPATCH(SoftmaxBackward, (DType dtype, const SoftmaxBackwardArrays& arrays), dtype, arrays)
 GPT_DISPATCH(RowDots, (DType dtype, Block a, Block b, int64_t rows, int64_t columns, float* dots),
              dtype, a, b, rows, columns, dots)
+GPT_DISPATCH(LogitTermsRows, (const CrossEntropyArrays& arrays, int64_t begin, int64_t end), arrays,
+             begin, end)
 GPT_DISPATCH(CrossEntropyRows,
              (DType dtype, const CrossEntropyArrays& arrays, int64_t begin, int64_t end), dtype,
              arrays, begin, end)

@@ -13,6 +13,7 @@ namespace ebb::gpt::cuda {
 // of a row are taken one number at a time:
 //
 //   row      [ head | group | group | ... | group | tail ]
+// If the vocabulary is cut over ranks, the row's terms are those of all ranks.
 template <class T>
 struct CrossEntropyKernel {
   static constexpr int kThreads = 512, kWarps = kThreads / kernel::kWarp;
@@ -25,20 +26,25 @@ struct CrossEntropyKernel {
   EBB_HOST_DEVICE static void Run(Thread& thread, const Arrays& a) {
     const int64_t row = thread.block();
     const T* const logits = static_cast<const T*>(a.logits) + row * a.vocabulary;
-    const int target = a.targets[row];
+    const bool is_cut = a.terms.top != nullptr;
+    const int target = static_cast<int>(a.targets[row] - a.first_token);
     // The loss scale may be in host memory, so each block reads it once, during the first pass.
     float* const scale = reinterpret_cast<float*>(thread.shared()) + 2 * kWarps;
     if (thread.index() == 0)
       *scale = a.gradient_scale * (a.loss_scale == nullptr ? 1.0f : *a.loss_scale);
-    float at_target[1];
-    // Read before the gradient may overwrite it: no thread writes until all have summed.
-    Unpack(Load<T, 1>(logits, target), at_target);
-
     const int count = static_cast<int>(a.vocabulary);
-    Sum mine;
-    Each(thread, logits, count, [&](const auto& numbers, int) { mine.Add(numbers); });
-    const float log_sum_exp = LogSumExp(thread, mine);
-    if (thread.index() == 0) a.losses[row] = log_sum_exp - at_target[0];
+    // Read before the gradient may overwrite it: no thread writes until all have summed.
+    const float at_target = is_cut ? a.terms.at_target[row] : LogitAt(logits, target, count);
+    Sum all;
+    if (is_cut) {
+      all = {a.terms.top[row], a.terms.sum[row]};
+      thread.Sync();  // the scale has been read
+    } else {
+      Each(thread, logits, count, [&](const auto& numbers, int) { all.Add(numbers); });
+      all = OverThreads(thread, all);
+    }
+    const float log_sum_exp = all.top + std::log(all.sum);
+    if (thread.index() == 0) a.losses[row] = log_sum_exp - at_target;
     if (a.gradient == nullptr) return;
 
     auto* const gradient = static_cast<T*>(a.gradient) + row * a.vocabulary;
@@ -47,7 +53,7 @@ struct CrossEntropyKernel {
       constexpr int kNumbers = sizeof(numbers) / sizeof(float);
       EBB_UNROLL
       for (int i = 0; i < kNumbers; ++i) numbers[i] = Exp(numbers[i] - log_sum_exp);
-      // One of the row's groups has the target.
+      // One of the row's groups has the target, if the rank has it.
       if (const int of_group = target - at; 0 <= of_group && of_group < kNumbers) {
         EBB_UNROLL
         for (int i = 0; i < kNumbers; ++i) numbers[i] -= i == of_group ? 1.0f : 0.0f;
@@ -58,7 +64,6 @@ struct CrossEntropyKernel {
     });
   }
 
- private:
   // The sum of exp(number - top) over the numbers so far. A NaN stays in the sum, whatever the top
   // is.
   struct Sum {
@@ -80,9 +85,16 @@ struct CrossEntropyKernel {
     }
   };
 
+  // 0: no column of this rank.
+  static EBB_HOST_DEVICE float LogitAt(const T* logits, int column, int count) {
+    float number[1] = {};
+    if (0 <= column && column < count) Unpack(Load<T, 1>(logits, column), number);
+    return number[0];
+  }
+
   // The sum over the row, with the same bits in all its threads.
   template <class Thread>
-  EBB_HOST_DEVICE static float LogSumExp(Thread& thread, Sum mine) {
+  EBB_HOST_DEVICE static Sum OverThreads(Thread& thread, Sum mine) {
     auto* const tops = reinterpret_cast<float*>(thread.shared());
     const float top_of_warp = kernel::WarpMax(thread, mine.top);
     if (thread.lane() == 0) tops[thread.warp()] = top_of_warp;
@@ -92,7 +104,7 @@ struct CrossEntropyKernel {
     mine.Raise(top);
     float sums[1] = {mine.sum};
     SumOverThreads<kThreads>(thread, sums, tops + kWarps);
-    return top + std::log(sums[0]);
+    return {top, sums[0]};
   }
 
   // Calls body(numbers, index of the first) for the thread's groups and single numbers of a row.
@@ -128,6 +140,43 @@ struct CrossEntropyKernel {
   }
 };
 
+// The terms of the columns that this rank has. A block has a row.
+template <class T>
+struct LogitTermsKernel {
+  using Whole = CrossEntropyKernel<T>;
+  static constexpr int kThreads = Whole::kThreads;
+  static constexpr size_t kSharedBytes = Whole::kSharedBytes;
+  using Arrays = CrossEntropyArrays;
+
+  template <class Thread>
+  EBB_HOST_DEVICE static void Run(Thread& thread, const Arrays& a) {
+    const int64_t row = thread.block();
+    const T* const logits = static_cast<const T*>(a.logits) + row * a.vocabulary;
+    const int count = static_cast<int>(a.vocabulary);
+    typename Whole::Sum own;
+    Whole::Each(thread, logits, count, [&](const auto& numbers, int) { own.Add(numbers); });
+    own = Whole::OverThreads(thread, own);
+    if (thread.index() != 0) return;
+    a.terms.top[row] = a.terms.own_top[row] = own.top;
+    a.terms.sum[row] = own.sum;
+    a.terms.at_target[row] =
+        Whole::LogitAt(logits, static_cast<int>(a.targets[row] - a.first_token), count);
+  }
+};
+
+// Sums of exp(logit - own_top) become those of exp(logit - top).
+struct LogitSumsKernel {
+  static constexpr int kThreads = 256;
+  using Arrays = CrossEntropyArrays;
+  static int64_t Blocks(int64_t rows) { return Ceil(rows, kThreads); }
+
+  template <class Thread>
+  EBB_HOST_DEVICE static void Run(Thread& thread, const Arrays& a) {
+    const int64_t row = thread.block() * kThreads + thread.index();
+    if (row < a.rows) a.terms.sum[row] *= Exp(a.terms.own_top[row] - a.terms.top[row]);
+  }
+};
+
 // One block. Its threads take the numbers in turn.
 struct MeanKernel {
   static constexpr int kThreads = 1024;
@@ -155,6 +204,19 @@ cudaError_t LaunchCrossEntropy(cudaStream_t stream, DType dtype, const CrossEntr
   });
 }
 
+cudaError_t LaunchLogitTerms(cudaStream_t stream, DType dtype, const CrossEntropyArrays& arrays) {
+  return WithType(dtype, [&](auto type) {
+    using Kernel = LogitTermsKernel<decltype(type)>;
+    return kernel::LaunchKernel<Kernel>(
+        stream, {.blocks = arrays.rows, .shared_bytes = Kernel::kSharedBytes}, arrays);
+  });
+}
+
+cudaError_t LaunchLogitSums(cudaStream_t stream, const CrossEntropyArrays& arrays) {
+  return kernel::LaunchKernel<LogitSumsKernel>(
+      stream, {.blocks = LogitSumsKernel::Blocks(arrays.rows)}, arrays);
+}
+
 cudaError_t LaunchMean(cudaStream_t stream, const float* numbers, int64_t count, float* mean) {
   return kernel::LaunchKernel<MeanKernel>(stream,
                                           {.blocks = 1, .shared_bytes = MeanKernel::kSharedBytes},
@@ -163,7 +225,9 @@ cudaError_t LaunchMean(cudaStream_t stream, const float* numbers, int64_t count,
 
 cudaError_t LoadCrossEntropyKernels(DType dtype) {
   return WithType(dtype, [](auto type) {
-    return kernel::LoadKernels<CrossEntropyKernel<decltype(type)>, MeanKernel>();
+    using T = decltype(type);
+    return kernel::LoadKernels<CrossEntropyKernel<T>, LogitTermsKernel<T>, LogitSumsKernel,
+                               MeanKernel>();
   });
 }
 

@@ -31,10 +31,13 @@ struct ScratchOf {
                                            (limits.rows + limits.tokens - 1) / limits.tokens,
                                            limits.tokens, limits.heads)),
         embedding(cuda::EmbedBackwardInts(limits.rows, limits.vocabulary) *
-                  int64_t{sizeof(int32_t)}) {}
-  int64_t all() const { return std::max({matmul, norm, attention, embedding}); }
+                  int64_t{sizeof(int32_t)}),
+        sums(limits.is_cut
+                 ? cuda::ColumnSumsParts(limits.rows) * limits.width * int64_t{sizeof(float)}
+                 : 0) {}
+  int64_t all() const { return std::max({matmul, norm, attention, embedding, sums}); }
 
-  int64_t matmul, norm, attention, embedding;
+  int64_t matmul, norm, attention, embedding, sums;
 };
 
 // Launches repeated sequences of calls with the same arguments as CUDA graphs.
@@ -129,6 +132,15 @@ class CudaOps final : public Ops {
       Fail(current.result(), "a matrix product");
     }
   }
+  void AddBias(const AddBiasArrays& arrays) override {
+    Enqueue("a bias", [&] { return cuda::LaunchAddBias(stream_, compute_, arrays); });
+  }
+  void ColumnSums(const void* matrix, int64_t rows, int64_t columns, const Target& sums) override {
+    Enqueue("sums of columns", [&] {
+      return cuda::LaunchColumnSums(stream_, compute_, matrix, rows, columns,
+                                    reinterpret_cast<float*>(scratch_), sums);
+    });
+  }
   void Norm(const NormArrays& arrays) override {
     Enqueue("a layer norm", [&] { return cuda::LaunchNorm(stream_, compute_, arrays); });
   }
@@ -144,6 +156,12 @@ class CudaOps final : public Ops {
   void AttentionBackward(const AttentionBackwardArrays& arrays) override {
     Enqueue("attention's backward",
             [&] { return cuda::LaunchAttentionBackward(stream_, compute_, arrays, scratch_); });
+  }
+  void LogitTerms(const CrossEntropyArrays& arrays) override {
+    Enqueue("terms of logits", [&] { return cuda::LaunchLogitTerms(stream_, compute_, arrays); });
+  }
+  void LogitSums(const CrossEntropyArrays& arrays) override {
+    Enqueue("sums of logits", [&] { return cuda::LaunchLogitSums(stream_, arrays); });
   }
   void CrossEntropy(const CrossEntropyArrays& arrays) override {
     Enqueue("cross-entropy", [&] { return cuda::LaunchCrossEntropy(stream_, compute_, arrays); });

@@ -121,6 +121,46 @@ struct ElementWiseKernel {
   }
 };
 
+// A warp has a row.
+template <class T, int kWidth>
+struct AddBiasKernel {
+  static constexpr int kThreads = 256, kWarps = kThreads / kernel::kWarp;
+  static constexpr int kMany = 4;  // groups of a lane with loads in flight together
+  using Arrays = AddBiasArrays;
+
+  static int64_t Blocks(int64_t rows) { return Ceil(rows, kWarps); }
+
+  template <class Thread>
+  EBB_HOST_DEVICE static void Run(Thread& thread, const Arrays& a) {
+    const int64_t row = thread.block() * kWarps + thread.warp();
+    if (row >= a.rows) return;
+    constexpr int kStride = kernel::kWarp * kWidth;
+    for (int64_t first = thread.lane() * kWidth; first < a.width; first += kMany * kStride) {
+      Group<T, kWidth> inputs[kMany], biases[kMany], residuals[kMany];
+      EBB_UNROLL
+      for (int m = 0; m < kMany; ++m) {
+        const int64_t column = first + m * kStride;
+        if (column >= a.width) break;
+        inputs[m] = Load<T, kWidth>(a.input, row * a.width + column);
+        biases[m] = Load<T, kWidth>(a.bias, column);
+        residuals[m] = Load<T, kWidth>(a.residual, row * a.width + column);
+      }
+      EBB_UNROLL
+      for (int m = 0; m < kMany; ++m) {
+        const int64_t column = first + m * kStride;
+        if (column >= a.width) break;
+        float sum[kWidth], bias[kWidth], residual[kWidth];
+        Unpack(inputs[m], sum);
+        Unpack(biases[m], bias);
+        Unpack(residuals[m], residual);
+        EBB_UNROLL
+        for (int i = 0; i < kWidth; ++i) sum[i] = sum[i] + bias[i] + residual[i];
+        Store(Pack<T>(sum), a.output, row * a.width + column);
+      }
+    }
+  }
+};
+
 // Sums of columns. First pass: a block sums one part of the rows for 32 neighbouring groups of columns. Its warps
 // take the rows in turn, and their sums are added in the order of the warps.
 template <class T, int kWidth>
@@ -252,6 +292,20 @@ cudaError_t LaunchAdd(cudaStream_t stream, DType dtype, const void* a, const voi
   });
 }
 
+cudaError_t LaunchAddBias(cudaStream_t stream, DType dtype, const AddBiasArrays& arrays) {
+  return WithType(dtype, [&](auto type) {
+    using T = decltype(type);
+    const auto launch = [&](auto which) {
+      using Kernel = decltype(which);
+      return kernel::LaunchKernel<Kernel>(stream, {.blocks = Kernel::Blocks(arrays.rows)}, arrays);
+    };
+    return RowsAreAligned<T>(arrays.width,
+                             {arrays.input, arrays.bias, arrays.residual, arrays.output})
+               ? launch(AddBiasKernel<T, kGroup<T>>())
+               : launch(AddBiasKernel<T, 1>());
+  });
+}
+
 int64_t ColumnSumsParts(int64_t rows) {
   return std::clamp<int64_t>(Ceil(rows, kRowsOfPart), 1, kPartsMax);
 }
@@ -297,8 +351,8 @@ cudaError_t LoadElementWiseKernels(DType dtype) {
         ElementWiseKernel<T, kGroup<T>, GeluElement>, ElementWiseKernel<T, 1, GeluElement>,
         ElementWiseKernel<T, kGroup<T>, GeluBackwardElement>,
         ElementWiseKernel<T, 1, GeluBackwardElement>, ElementWiseKernel<T, kGroup<T>, AddElement>,
-        ElementWiseKernel<T, 1, AddElement>, ColumnSumsKernel<T, kGroup<T>>, ColumnSumsKernel<T, 1>,
-        AddPartsKernel>();
+        ElementWiseKernel<T, 1, AddElement>, AddBiasKernel<T, kGroup<T>>, AddBiasKernel<T, 1>,
+        ColumnSumsKernel<T, kGroup<T>>, ColumnSumsKernel<T, 1>, AddPartsKernel>();
   });
 }
 

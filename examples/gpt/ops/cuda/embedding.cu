@@ -23,13 +23,15 @@ struct EmbedKernel {
     const int64_t row = thread.block() * kWarps + thread.warp();
     if (row >= a.sequences * a.tokens) return;
     constexpr int kStride = kernel::kWarp * kWidth;
-    const int64_t token = a.ids[row] * a.width, position = row % a.tokens * a.width;
+    const int64_t id = a.ids[row];
+    const bool has = a.first_token <= id && id < a.end_token;
+    const int64_t token = (id - a.first_token) * a.width, position = row % a.tokens * a.width;
     for (int64_t first = thread.lane() * kWidth; first < a.width; first += kMany * kStride) {
       Group<T, kWidth> tokens[kMany], positions[kMany];
       EBB_UNROLL
       for (int m = 0; m < kMany; ++m) {
         const int64_t column = first + m * kStride;
-        if (column >= a.width) break;
+        if (column >= a.width || !has) break;
         tokens[m] = Load<T, kWidth>(a.token_table, token + column);
         positions[m] = Load<T, kWidth>(a.position_table, position + column);
       }
@@ -37,11 +39,13 @@ struct EmbedKernel {
       for (int m = 0; m < kMany; ++m) {
         const int64_t column = first + m * kStride;
         if (column >= a.width) break;
-        float sum[kWidth], added[kWidth];
-        Unpack(tokens[m], sum);
-        Unpack(positions[m], added);
-        EBB_UNROLL
-        for (int i = 0; i < kWidth; ++i) sum[i] += added[i];
+        float sum[kWidth] = {}, added[kWidth];
+        if (has) {
+          Unpack(tokens[m], sum);
+          Unpack(positions[m], added);
+          EBB_UNROLL
+          for (int i = 0; i < kWidth; ++i) sum[i] += added[i];
+        }
         Store(Pack<T>(sum), a.output, row * a.width + column);
       }
     }
@@ -51,12 +55,13 @@ struct EmbedKernel {
 // Sorts rows by their ids, and rows of one id in ascending order. A row's place is the number of
 // rows that come before it, found by comparing it with all others. So it needs no atomics and no
 // counts of the whole vocabulary, and little work for the rows of a micro-batch: 2^28 comparisons
-// for 16,384 of them. A warp places kRows neighbouring rows at once.
+// for 16,384 of them. A warp places kRows neighbouring rows at once. Ids that the table does not
+// have come last, as id `vocabulary`.
 struct PlaceRowsKernel {
   static constexpr int kThreads = 256, kWarps = kThreads / kernel::kWarp, kRows = 8;
   struct Arrays {
     const int32_t* ids;
-    int64_t rows;
+    int64_t rows, first_token, vocabulary;
     int32_t *order, *sorted;  // the rows, and their ids, in sorted order
   };
   static int64_t Blocks(int64_t rows) { return Ceil(rows, kWarps * kRows); }
@@ -68,14 +73,14 @@ struct PlaceRowsKernel {
     int32_t mine[kRows], places[kRows] = {};
     EBB_UNROLL
     for (int r = 0; r < kRows; ++r)
-      mine[r] = first + r < a.rows ? a.ids[first + r] : std::numeric_limits<int32_t>::max();
+      mine[r] = first + r < a.rows ? IdOf(a, first + r) : std::numeric_limits<int32_t>::max();
     for (int64_t other = thread.lane(); other < first; other += kernel::kWarp) {
-      const int32_t id = a.ids[other];
+      const int32_t id = IdOf(a, other);
       EBB_UNROLL
       for (int r = 0; r < kRows; ++r) places[r] += id <= mine[r] ? 1 : 0;
     }
     for (int64_t other = first + kRows + thread.lane(); other < a.rows; other += kernel::kWarp) {
-      const int32_t id = a.ids[other];
+      const int32_t id = IdOf(a, other);
       EBB_UNROLL
       for (int r = 0; r < kRows; ++r) places[r] += id < mine[r] ? 1 : 0;
     }
@@ -89,6 +94,12 @@ struct PlaceRowsKernel {
       a.order[place] = static_cast<int32_t>(first + r);
       a.sorted[place] = mine[r];
     }
+  }
+
+ private:
+  static EBB_HOST_DEVICE int32_t IdOf(const Arrays& a, int64_t row) {
+    const int64_t id = a.ids[row] - a.first_token;
+    return static_cast<int32_t>(0 <= id && id < a.vocabulary ? id : a.vocabulary);
   }
 };
 
@@ -256,9 +267,14 @@ cudaError_t LaunchEmbedBackward(cudaStream_t stream, DType dtype, const EmbedBac
   const int64_t rows = x.sequences * x.tokens;
   int32_t* const order = sorted + rows;
   int32_t* const starts = order + rows;
-  cudaError_t result = kernel::LaunchKernel<PlaceRowsKernel>(
-      stream, {.blocks = PlaceRowsKernel::Blocks(rows)},
-      {.ids = x.ids, .rows = rows, .order = order, .sorted = sorted});
+  cudaError_t result =
+      kernel::LaunchKernel<PlaceRowsKernel>(stream, {.blocks = PlaceRowsKernel::Blocks(rows)},
+                                            {.ids = x.ids,
+                                             .rows = rows,
+                                             .first_token = x.first_token,
+                                             .vocabulary = x.vocabulary,
+                                             .order = order,
+                                             .sorted = sorted});
   if (result != cudaSuccess) return result;
   result = kernel::LaunchKernel<StartsKernel>(
       stream, {.blocks = StartsKernel::Blocks(rows)},

@@ -25,6 +25,8 @@ cudaError_t LaunchGeluBackward(cudaStream_t stream, DType dtype, const void* inp
 // `sum` may be `a`. Read 2, written 1.
 cudaError_t LaunchAdd(cudaStream_t stream, DType dtype, const void* a, const void* b, void* sum,
                       int64_t count);
+// output = input + bias + residual. Read 2 and the bias, written 1.
+cudaError_t LaunchAddBias(cudaStream_t stream, DType dtype, const AddBiasArrays& arrays);
 // Sums over the rows, in two passes. The partial sums are fp32, [ColumnSumsParts, columns]. Read 1.
 int64_t ColumnSumsParts(int64_t rows);
 cudaError_t LaunchColumnSums(cudaStream_t stream, DType dtype, const void* matrix, int64_t rows,
@@ -52,7 +54,11 @@ cudaError_t LoadNormKernels(DType dtype);
 // cross_entropy.cu
 // Bytes for each element: read 1 from memory (and again from the cache, for the gradient), written
 // 1.
+// With the terms of cut rows it reads each element once.
 cudaError_t LaunchCrossEntropy(cudaStream_t stream, DType dtype, const CrossEntropyArrays& arrays);
+// Read 1.
+cudaError_t LaunchLogitTerms(cudaStream_t stream, DType dtype, const CrossEntropyArrays& arrays);
+cudaError_t LaunchLogitSums(cudaStream_t stream, const CrossEntropyArrays& arrays);
 cudaError_t LaunchMean(cudaStream_t stream, const float* numbers, int64_t count, float* mean);
 cudaError_t LoadCrossEntropyKernels(DType dtype);
 
