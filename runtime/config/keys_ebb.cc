@@ -50,8 +50,8 @@ std::vector<Row> OfMesh() {
       {"mesh", kBlock, "ranks by axis; the others are data ranks"},
       {"mesh.pipeline", &M::pipeline, "ranks that follow each other in the model; 1, or an error",
        From(1, kLargestInt)},
-      {"mesh.tensor", &M::tensor, "ranks that share each layer, as ParameterSpec::over_tensor says",
-       From(1, kLargestInt)},
+      {"mesh.tensor", &M::tensor, "ranks that share each layer, as ParameterSpec::split says",
+       From(1, kLargestInt), kMustAgree},
   };
 }
 
