@@ -56,7 +56,8 @@ enum { EBB_FP32 = 0, EBB_BF16 = 1, EBB_FP16 = 2, EBB_INT8 = 3 }; /* dtypes; int8
 enum { EBB_FORWARD = 0, EBB_BACKWARD = 1, EBB_RECOMPUTE = 2 };   /* kinds of scopes */
 enum { EBB_DEVICE = 0, EBB_CPU = 1, EBB_NVME = 2 };              /* tiers */
 enum { EBB_MUON_BY_RULE = 0, EBB_MUON_YES = 1, EBB_MUON_NO = 2, EBB_MUON_NOT_BY_RULE = 3 };
-enum { EBB_READ = 0, EBB_WRITE = 1 }; /* directions */
+enum { EBB_SUM = 0, EBB_MAX = 1, EBB_MIN = 2 }; /* of the tensor ranks */
+enum { EBB_READ = 0, EBB_WRITE = 1 };           /* directions */
 enum { EBB_LOG_INFO = 0, EBB_LOG_WARNING = 1 };
 enum { /* classes of state */
        EBB_PARAMETER = 0,
@@ -140,6 +141,19 @@ typedef struct {
   /* One of the EBB_MUON_..., for configurations with Muon. The group's "use_muon" holds over the
    * rule, and over EBB_MUON_NOT_BY_RULE: for an embedding or an output layer. */
   int32_t matrix_update;
+  /* How the tensor ranks of "ebb.mesh" share it, as ebb::Split. `shape` stays that of the whole, and
+   * scopes show this rank's block. has_split 0: each of them has all of it. `parts`: sizes along the
+   * dimension of what lies fused in it, as of q, k and v; null: one part. `multiple`: a rank's size
+   * of each part is a multiple of this one; 0: 1. `sizes`: of a single part, by tensor rank; null:
+   * as equal as multiples allow. */
+  int32_t has_split, split_dimension;
+  const int64_t *split_parts, *split_sizes;
+  int32_t split_part_count, split_size_count;
+  int64_t split_multiple;
+  int32_t sums_gradient; /* without a split: the tensor ranks' gradients are terms of a sum */
+  /* `source` has the block of tensor rank block_rank of block_ranks alone. block_ranks 0: it has
+   * the whole. */
+  int32_t block_rank, block_ranks;
 } ebb_parameter;
 typedef struct {
   uint32_t struct_size;
@@ -214,6 +228,24 @@ int32_t ebb_engine_reorder(ebb_engine*, const ebb_visit*, int32_t visits, const 
 /* Collective, between steps. 1: frees the device's memory; 0: takes it again. */
 int32_t ebb_engine_suspend(ebb_engine*, int32_t suspended);
 int32_t ebb_engine_copy_parameters(ebb_engine*, ebb_engine* from); /* collective */
+
+/* The place of this rank in "ebb.mesh". Data ranks have different samples. Tensor ranks have the same
+ * samples, and each has its block of every parameter with a split. */
+typedef struct {
+  uint32_t struct_size;
+  int32_t data_rank, data_ranks, tensor_rank, tensor_ranks;
+} ebb_mesh_facts;
+
+int32_t ebb_engine_mesh(ebb_engine*, ebb_mesh_facts*);
+/* What kernels say to the other tensor ranks, on the compute stream, as ebb::TensorAxis does: all of
+ * them make the same calls in one order. `elements`: of all_reduce's values, else of one block. The
+ * error of a collective is the step's. */
+int32_t ebb_tensor_all_reduce(ebb_engine*, void* values, int64_t elements, int32_t dtype,
+                              int32_t operation);
+int32_t ebb_tensor_all_gather(ebb_engine*, const void* block, void* blocks, int64_t elements,
+                              int32_t dtype);
+int32_t ebb_tensor_reduce_scatter(ebb_engine*, const void* blocks, void* block, int64_t elements,
+                                  int32_t dtype);
 
 /* ---- a step ---- */
 
@@ -295,8 +327,8 @@ int32_t ebb_read_parameter(ebb_engine*, int32_t parameter, int32_t state, const 
                            ebb_sink, void* user);
 int32_t ebb_write_parameter(ebb_engine*, int32_t parameter, int32_t state, const char* name,
                             ebb_fill, void* user);
-/* Collective: gives a whole parameter, in order, to rank `root`, or to all ranks (-1). `state`:
- * EBB_MASTER or EBB_PARAMETER. The second takes what ebb_read_parameter reads. */
+/* Collective: gives a whole parameter, in order, to rank `root`, or to all ranks (-1). If it has a
+ * split, its blocks come one after the other. `state`: EBB_MASTER or EBB_PARAMETER. The second takes what ebb_read_parameter reads. */
 int32_t ebb_gather(ebb_engine*, int32_t parameter, int32_t state, int32_t root, ebb_sink,
                    void* user);
 int32_t ebb_gather_state(ebb_engine*, int32_t parameter, int32_t state, const char* name,

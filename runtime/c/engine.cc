@@ -20,6 +20,14 @@ ModelSpec WhileThere(ModelSpec model, const std::shared_ptr<std::atomic<bool>>& 
   return model;
 }
 
+absl::Status CheckBlock(const void* from, const void* to, int64_t elements, int32_t dtype) {
+  EBB_RETURN_IF_ERROR(CheckDType("dtype", dtype));
+  if (elements > 0 && from != nullptr && to != nullptr) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("a collective of the tensor ranks over ", elements, " elements",
+                   from == nullptr || to == nullptr ? ", with a null pointer" : ""));
+}
+
 }  // namespace
 
 absl::Status CheckLive(const ebb_engine* handle) {
@@ -136,6 +144,53 @@ int32_t ebb_engine_reorder(ebb_engine* handle, const ebb_visit* visits, int32_t 
 int32_t ebb_engine_suspend(ebb_engine* handle, int32_t suspended) {
   return CallEngine(handle, [&](ebb::Engine& engine) -> absl::Status {
     return suspended != 0 ? engine.Suspend() : engine.Resume();
+  });
+}
+
+int32_t ebb_engine_mesh(ebb_engine* handle, ebb_mesh_facts* facts) {
+  return CallEngine(handle, [&](ebb::Engine& engine) -> absl::Status {
+    const ebb::TensorAxis tensor = engine.tensor();
+    return ebb::c::Give({.struct_size = 0,
+                         .data_rank = engine.data_rank(),
+                         .data_ranks = engine.data_ranks(),
+                         .tensor_rank = tensor.rank(),
+                         .tensor_ranks = tensor.size()},
+                        facts, "ebb_mesh_facts");
+  });
+}
+
+int32_t ebb_tensor_all_reduce(ebb_engine* handle, void* values, int64_t elements, int32_t dtype,
+                              int32_t operation) {
+  return CallEngine(handle, [&](ebb::Engine& engine) -> absl::Status {
+    EBB_RETURN_IF_ERROR(ebb::c::CheckBlock(values, values, elements, dtype));
+    if (operation < EBB_SUM || operation > EBB_MIN)
+      return absl::InvalidArgumentError(
+          absl::StrCat("operation is ", operation, ": there are EBB_SUM, EBB_MAX and EBB_MIN"));
+    engine.tensor().AllReduce({values, static_cast<ebb::DType>(dtype), {&elements, 1}},
+                              static_cast<ebb::ReduceOp>(operation));
+    return absl::OkStatus();
+  });
+}
+
+int32_t ebb_tensor_all_gather(ebb_engine* handle, const void* block, void* blocks, int64_t elements,
+                              int32_t dtype) {
+  return CallEngine(handle, [&](ebb::Engine& engine) -> absl::Status {
+    EBB_RETURN_IF_ERROR(ebb::c::CheckBlock(block, blocks, elements, dtype));
+    const int64_t all = elements * engine.tensor().size();
+    const auto type = static_cast<ebb::DType>(dtype);
+    engine.tensor().AllGather({block, type, {&elements, 1}}, {blocks, type, {&all, 1}});
+    return absl::OkStatus();
+  });
+}
+
+int32_t ebb_tensor_reduce_scatter(ebb_engine* handle, const void* blocks, void* block,
+                                  int64_t elements, int32_t dtype) {
+  return CallEngine(handle, [&](ebb::Engine& engine) -> absl::Status {
+    EBB_RETURN_IF_ERROR(ebb::c::CheckBlock(blocks, block, elements, dtype));
+    const int64_t all = elements * engine.tensor().size();
+    const auto type = static_cast<ebb::DType>(dtype);
+    engine.tensor().ReduceScatter({blocks, type, {&all, 1}}, {block, type, {&elements, 1}});
+    return absl::OkStatus();
   });
 }
 

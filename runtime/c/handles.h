@@ -205,6 +205,7 @@ inline std::string TextOr(const char* text, const char* otherwise) {
 }
 
 Initialiser FromFill(ebb_fill fill, void* user);
+absl::Status CheckDType(std::string_view field, int32_t dtype);
 absl::StatusOr<Visit> VisitOf(const ebb_visit* given);
 absl::StatusOr<std::vector<ScopeEvent>> OrderOf(const ebb_event* events, int32_t count);
 // `world`: the number of ranks, or 0 if it is not known yet.

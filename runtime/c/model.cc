@@ -4,6 +4,7 @@
 
 #include "ebb/runtime/c/handles.h"
 #include "ebb/runtime/engine/program.h"
+#include "ebb/sharding/split.h"
 
 namespace ebb::c {
 namespace {
@@ -14,29 +15,68 @@ void Widen(const void* from, int64_t begin, std::span<float> values) {
   for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(numbers[i]);
 }
 
-absl::Status CheckDType(std::string_view field, int32_t dtype) {
-  if (dtype >= EBB_FP32 && dtype <= EBB_INT8) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(std::string(field), " is ", dtype,
-                   ": there are EBB_FP32, EBB_BF16, EBB_FP16, and EBB_INT8 for bytes"));
+void WidenFrom(const void* source, int32_t dtype, int64_t begin, std::span<float> values) {
+  switch (dtype) {
+    case EBB_BF16:
+      return Widen<BFloat16>(source, begin, values);
+    case EBB_FP16:
+      return Widen<Float16>(source, begin, values);
+    case EBB_INT8:
+      return Widen<uint8_t>(source, begin, values);
+    default:
+      return Widen<float>(source, begin, values);
+  }
 }
 
 absl::StatusOr<Initialiser> FromMemory(const ebb_parameter& parameter) {
   EBB_RETURN_IF_ERROR(CheckDType("source_dtype", parameter.source_dtype));
   return Initialiser([source = parameter.source, dtype = parameter.source_dtype](
                          const Slice& slice, std::span<float> values) {
-    switch (dtype) {
-      case EBB_BF16:
-        Widen<BFloat16>(source, slice.begin, values);
-        break;
-      case EBB_FP16:
-        Widen<Float16>(source, slice.begin, values);
-        break;
-      case EBB_INT8:
-        Widen<uint8_t>(source, slice.begin, values);
-        break;
-      default:
-        Widen<float>(source, slice.begin, values);
+    WidenFrom(source, dtype, slice.begin, values);
+    return absl::OkStatus();
+  });
+}
+
+absl::StatusOr<std::optional<Split>> SplitOf(const ebb_parameter& parameter) {
+  if (parameter.has_split == 0) return std::nullopt;
+  const auto sizes = [](const char* field, const int64_t* first,
+                        int32_t count) -> absl::StatusOr<std::vector<int64_t>> {
+    if (count < 0 || (count > 0 && first == nullptr))
+      return absl::InvalidArgumentError(
+          absl::StrCat(field, " is null, or its number is below 0: ", count));
+    return std::vector<int64_t>(first, first + count);
+  };
+  Split split{.dimension = parameter.split_dimension};
+  EBB_ASSIGN_OR_RETURN(split.parts,
+                       sizes("split_parts", parameter.split_parts, parameter.split_part_count));
+  EBB_ASSIGN_OR_RETURN(split.sizes,
+                       sizes("split_sizes", parameter.split_sizes, parameter.split_size_count));
+  if (parameter.split_multiple != 0) split.multiple = parameter.split_multiple;
+  return split;
+}
+
+// Values of which `source` has the block of one tensor rank. The engine asks for no others.
+absl::StatusOr<Initialiser> FromBlock(const ebb_parameter& parameter, const ParameterSpec& spec) {
+  EBB_RETURN_IF_ERROR(CheckDType("source_dtype", parameter.source_dtype));
+  const int rank = parameter.block_rank, ranks = parameter.block_ranks;
+  if (!spec.split)
+    return absl::InvalidArgumentError("block_ranks is given, but has_split is 0: give the whole");
+  if (rank < 0 || rank >= ranks)
+    return absl::InvalidArgumentError(
+        absl::StrCat("block_rank ", rank, " is none of ", ranks, " tensor ranks"));
+  EBB_RETURN_IF_ERROR(CheckSplit(spec, ranks));
+  return Initialiser([source = parameter.source, dtype = parameter.source_dtype, rank, ranks,
+                      shape = spec.shape,
+                      split = *spec.split](const Slice& slice, std::span<float> values) {
+    for (const auto& [owner, run] : RunsOfWhole(shape, split, ranks, slice.begin, slice.end)) {
+      if (owner != rank)
+        return absl::InvalidArgumentError(
+            absl::StrCat("elements ", run.whole, " to ", run.whole + run.count,
+                         " are of the block of tensor rank ", owner,
+                         ", and the source is that of tensor rank ", rank));
+      WidenFrom(source, dtype, run.local,
+                values.subspan(static_cast<size_t>(run.whole - slice.begin),
+                               static_cast<size_t>(run.count)));
     }
     return absl::OkStatus();
   });
@@ -96,13 +136,14 @@ Initialiser WithoutNan(Initialiser given) {
 }
 
 absl::StatusOr<Initialiser> ValuesOf(ebb_model& model, const ebb_parameter& parameter,
-                                     const std::vector<int64_t>& shape) {
+                                     const ParameterSpec& spec) {
   if (parameter.has_dtype != 0) EBB_RETURN_IF_ERROR(CheckDType("dtype", parameter.dtype));
   const int sources =
       (parameter.source != nullptr) + (parameter.file != nullptr) + (parameter.fill != nullptr);
   if (sources > 1) return absl::InvalidArgumentError("give only one of source, file and fill");
+  if (parameter.source != nullptr && parameter.block_ranks != 0) return FromBlock(parameter, spec);
   if (parameter.source != nullptr) return FromMemory(parameter);
-  if (parameter.file != nullptr) return FromFile(model, parameter, shape);
+  if (parameter.file != nullptr) return FromFile(model, parameter, spec.shape);
   if (parameter.fill == nullptr)
     return Initialiser();  // enough to predict; the engine asks for one
   return FromFill(parameter.fill, parameter.user);
@@ -118,6 +159,13 @@ absl::StatusOr<Program> Predict(const ebb_model* model, int32_t world, const cha
 }
 
 }  // namespace
+
+absl::Status CheckDType(std::string_view field, int32_t dtype) {
+  if (dtype >= EBB_FP32 && dtype <= EBB_INT8) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(std::string(field), " is ", dtype,
+                   ": there are EBB_FP32, EBB_BF16, EBB_FP16, and EBB_INT8 for bytes"));
+}
 
 Initialiser FromFill(ebb_fill fill, void* user) {
   return [fill, user](const Slice& slice, std::span<float> values) -> absl::Status {
@@ -230,18 +278,22 @@ int32_t ebb_model_add_parameter(ebb_model* model, int32_t unit, const ebb_parame
                                                      parameter.matrix_update,
                                                      ", which is none of the EBB_MUON_..."));
     }
-    auto values = ebb::c::ValuesOf(*model, parameter, shape);
-    if (!values.ok()) {
-      return absl::Status(values.status().code(),
-                          absl::StrCat(parameter.name, ": ", values.status().message()));
-    }
     ebb::ParameterSpec spec{
         .name = parameter.name,
         .shape = std::move(shape),
-        .init = *values == nullptr ? nullptr : ebb::c::WithoutNan(*std::move(values)),
         .trainable = parameter.trainable != 0,
         .group = ebb::c::TextOr(parameter.group, ""),
-        .matrix_update = static_cast<ebb::MatrixUpdate>(parameter.matrix_update)};
+        .matrix_update = static_cast<ebb::MatrixUpdate>(parameter.matrix_update),
+        .sums_gradient = parameter.sums_gradient != 0};
+    const auto named = [&](const absl::Status& error) {
+      return absl::Status(error.code(), absl::StrCat(parameter.name, ": ", error.message()));
+    };
+    auto split = ebb::c::SplitOf(parameter);
+    if (!split.ok()) return named(split.status());
+    spec.split = *std::move(split);
+    auto values = ebb::c::ValuesOf(*model, parameter, spec);
+    if (!values.ok()) return named(values.status());
+    if (*values != nullptr) spec.init = ebb::c::WithoutNan(*std::move(values));
     if (parameter.has_dtype != 0) spec.compute = static_cast<ebb::DType>(parameter.dtype);
     return static_cast<int32_t>(model->spec.Add(ebb::UnitId{unit}, std::move(spec)));
   });

@@ -66,13 +66,7 @@ absl::StatusOr<Config> ReadConfig(const char* json, int world) {
   if (json == nullptr) return absl::InvalidArgumentError("the configuration is null");
   ReadOptions options;
   if (world > 0) options.world = [world](const Config&) { return world; };
-  absl::StatusOr<Config> config = Config::FromJson(json, options);
-  if (config.ok() && config->ebb.mesh.tensor > 1) {
-    return absl::InvalidArgumentError(
-        "\"ebb.mesh.tensor\": a program in C or Python cannot say how tensor ranks share each "
-        "parameter, which needs ParameterSpec::over_tensor of C++: leave the key out");
-  }
-  return config;
+  return Config::FromJson(json, options);
 }
 
 }  // namespace ebb::c

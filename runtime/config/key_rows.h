@@ -195,6 +195,7 @@ inline constexpr auto Words = kSet<&Key::words>;
 inline constexpr auto SameAs = kSet<&Key::same_as>;
 inline constexpr auto kDeprecated = kSet<&Key::is_deprecated>(true);
 inline constexpr auto kMayRepeat = kSet<&Key::may_repeat>(true);
+inline constexpr auto kMustAgree = kSet<&Key::must_agree>(true);
 inline constexpr auto kInBytes = kSet<&Key::kind>(Kind::kBytes);
 inline constexpr auto kUpperLimit = kSet<&Key::taken>(Taken::kUpperLimit);
 inline constexpr auto kApproximated = kSet<&Key::taken>(Taken::kApproximated);

@@ -63,6 +63,7 @@ struct Key {
   std::string_view same_as = "";    // the key that it is another name of, which has its own row
   bool is_deprecated = false;       // for rows with same_as: the name gets a remark
   bool may_repeat = false;          // may also be given under another name; `path` wins
+  bool must_agree = false;          // may also be given under another name, with the same value
 
   bool is_block() const { return kind == Kind::kBlock || kind == Kind::kOpenBlock; }
 };

@@ -51,7 +51,7 @@ std::vector<Row> OfMesh() {
       {"mesh.pipeline", &M::pipeline, "ranks that follow each other in the model; 1, or an error",
        From(1, kLargestInt)},
       {"mesh.tensor", &M::tensor, "ranks that share each layer, as ParameterSpec::split says",
-       From(1, kLargestInt)},
+       From(1, kLargestInt), kMustAgree},
   };
 }
 

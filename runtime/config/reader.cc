@@ -89,6 +89,7 @@ class Reader {
     if (!is_new && key.may_repeat) {
       return TakeSecond(key, &row == &key, shown, value, other->second);
     }
+    if (!is_new && key.must_agree) return CompareSecond(key, shown, value, other->second);
     if (!is_new) {
       return problems_.Add(shown, {Quoted(other->second.shown), " and ", Quoted(shown),
                                    " are two names of one key; give one"});
@@ -123,12 +124,24 @@ class Reader {
     Say(shown, value, is_rows_name ? "literally" : "not read", &key);
   }
 
+  // Of two names of one key, both with a value.
+  void CompareSecond(const Key& key, const std::string& shown, const Json& value,
+                     const Given& first) {
+    if (!IsAuto(key, value) && !Check(key, value, shown, problems_)) return;
+    Say(shown, value, "literally", &key);
+    if (first.value == nullptr || IsAuto(key, value) || *first.value == value) return;
+    problems_.Add(shown, {Quoted(first.shown), " is ", Shown(*first.value), ", and ", Quoted(shown),
+                          " is ", Shown(value), ": they mean the same, so give one, or one value"});
+  }
+
   void Convert(const Key& key, const std::string& shown, const Block& block, Json& value) {
     std::optional<Json> converted;
     std::string why = "as DeepSpeed does";
     if (key.path == "zero_optimization" && value.is_boolean()) {
       converted = Json{{"stage", value.get<bool>() ? 1 : 0}};
       why = "an old form";
+    } else if (shown == "tensor_parallel.autotp_size" && value == 0) {
+      converted = 1;
     } else if (IsConverted(block.rows)) {
       converted = Converted(key, value);
     }

@@ -476,6 +476,97 @@ TEST_F(CInterface, ParametersThatCannotBeAreRefusedByName) {
   EXPECT_EQ(none, nullptr);
 }
 
+TEST_F(CInterface, AParameterIsCutOverTensorRanks) {
+  MakeModel(1);
+  const int64_t shape[] = {4, 6}, parts[] = {4, 2};
+  std::vector<float> block(12, 1.0f);
+  auto parameter = Sized<ebb_parameter>();
+  parameter.trainable = 1;
+  parameter.name = "cut";
+  parameter.shape = shape;
+  parameter.dimensions = 2;
+  parameter.source = block.data();
+  parameter.block_rank = 1;
+  parameter.block_ranks = 2;
+  EXPECT_EQ(ebb_model_add_parameter(model_, 0, &parameter), -1);
+  EXPECT_THAT(ebb_error(), HasSubstr("cut: block_ranks is given"));
+  parameter.has_split = 1;
+  parameter.split_dimension = 2;
+  ebb_model_add_parameter(model_, 0, &parameter);
+  EXPECT_THAT(ebb_error(), HasSubstr("split.dimension is 2"));
+  parameter.split_dimension = 1;
+  parameter.split_parts = parts;
+  parameter.split_part_count = 1;
+  ebb_model_add_parameter(model_, 0, &parameter);
+  EXPECT_THAT(ebb_error(), HasSubstr("split.parts are 4"));
+  parameter.split_part_count = 2;
+  parameter.block_rank = 2;
+  ebb_model_add_parameter(model_, 0, &parameter);
+  EXPECT_THAT(ebb_error(), HasSubstr("block_rank 2 is none of 2 tensor ranks"));
+  parameter.block_rank = 1;
+  ASSERT_EQ(ebb_model_add_parameter(model_, 0, &parameter), 1) << ebb_error();
+
+  // Two data ranks of two tensor ranks each: a block has half of the whole.
+  const std::string json = std::string(R"({"ebb": {"mesh": {"tensor": 2}}, )") + (kConfig + 1);
+  const auto masters = [&](const char* config) {
+    std::vector<ebb_memory_row> rows(64);
+    int32_t count = 0;
+    EXPECT_EQ(ebb_predict_memory(model_, 4, config, rows.data(), 64, &count), EBB_OK)
+        << ebb_error();
+    uint64_t bytes = 0;
+    for (int32_t i = 0; i < count; ++i)
+      if (rows[static_cast<size_t>(i)].state == EBB_MASTER)
+        bytes += rows[static_cast<size_t>(i)].predicted;
+    return bytes;
+  };
+  EXPECT_EQ(masters(json.c_str()), (12 + 4) / 2 * sizeof(float));
+  EXPECT_EQ(masters(kConfig), (24 + 4) / 4 * sizeof(float));
+}
+
+TEST_F(CInterface, ABlockOfOneTensorRankIsTheWhole) {
+  MakeModel(1);
+  const int64_t shape[] = {2, 3};
+  const float values[] = {0, 1, 2, 3, 4, 5};
+  auto parameter = Sized<ebb_parameter>();
+  parameter.trainable = 1;
+  parameter.name = "cut";
+  parameter.shape = shape;
+  parameter.dimensions = 2;
+  parameter.source = values;
+  parameter.has_split = 1;
+  parameter.split_dimension = 1;
+  parameter.block_ranks = 1;
+  ASSERT_EQ(ebb_model_add_parameter(model_, 0, &parameter), 1) << ebb_error();
+  ASSERT_EQ(ebb_engine_create(world_, model_, kConfig, nullptr, &engine_), EBB_OK) << ebb_error();
+  std::vector<float> gathered(6);
+  ASSERT_EQ(ebb_gather(
+                engine_, 1, EBB_MASTER, 0,
+                [](void* to, int32_t, int64_t begin, int64_t end, const float* from) -> int32_t {
+                  std::copy(from, from + (end - begin), static_cast<float*>(to) + begin);
+                  return 0;
+                },
+                gathered.data()),
+            EBB_OK)
+      << ebb_error();
+  EXPECT_THAT(gathered, ::testing::ElementsAreArray(values));
+
+  auto facts = Sized<ebb_mesh_facts>();
+  ASSERT_EQ(ebb_engine_mesh(engine_, &facts), EBB_OK) << ebb_error();
+  EXPECT_EQ(facts.data_ranks, 1);
+  EXPECT_EQ(facts.tensor_ranks, 1);
+  EXPECT_EQ(facts.tensor_rank, 0);
+  float out[6] = {};
+  EXPECT_EQ(ebb_tensor_all_gather(engine_, values, out, 6, EBB_FP32), EBB_OK) << ebb_error();
+  EXPECT_THAT(out, ::testing::ElementsAreArray(values));
+  EXPECT_EQ(ebb_tensor_all_reduce(engine_, out, 6, EBB_FP32, EBB_MAX), EBB_OK) << ebb_error();
+  EXPECT_EQ(ebb_tensor_reduce_scatter(engine_, values, out, 6, EBB_FP32), EBB_OK) << ebb_error();
+  EXPECT_THAT(out, ::testing::ElementsAreArray(values));
+  Refuses(ebb_tensor_all_reduce(engine_, out, 6, EBB_FP32, 3), "there are EBB_SUM");
+  Refuses(ebb_tensor_all_reduce(engine_, out, 6, 9, EBB_SUM), "dtype is 9");
+  Refuses(ebb_tensor_all_gather(engine_, nullptr, out, 6, EBB_FP32), "null pointer");
+  Refuses(ebb_tensor_reduce_scatter(engine_, values, out, 0, EBB_FP32), "over 0 elements");
+}
+
 TEST_F(CInterface, BytesOfAFileAreNoNumbers) {
   const std::string path = ::testing::TempDir() + "/bytes_of_a_file.safetensors";
   const std::string header = R"({"w": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}})";

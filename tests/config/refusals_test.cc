@@ -273,7 +273,7 @@ INSTANTIATE_TEST_SUITE_P(
              "has removed it"}},
         Case{R"({"compression_training": {"x": 1}})", {"is given"}},
         Case{R"({"sparse_attention": {"mode": "fixed"}})", {"\"sparse_attention\" is given"}},
-        Case{R"({"tensor_parallel": {"autotp_size": 2}})", {"data-parallel; allowed: at most 1"}},
+        Case{R"({"tensor_parallel": {"tp_size": 2}})", {"data-parallel; allowed: at most 1"}},
         Case{R"({"compile": {"offload_parameters": true}})",
              {"set \"zero_optimization.offload_param\"; allowed: false"}},
         Case{R"({"compile": {"offload_opt_states": true}})",

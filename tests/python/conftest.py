@@ -31,3 +31,14 @@ def one():
 def ranks(request):
     """One of these two, by parametrize("ranks", ["one", "two"], indirect=True)."""
     return request.getfixturevalue(request.param)
+
+
+@pytest.fixture(scope="module")
+def pair():
+    """Two ranks with a torch.distributed group of their own."""
+    yield from staying(2)
+
+
+@pytest.fixture(scope="module")
+def four():
+    yield from staying(4)

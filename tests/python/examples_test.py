@@ -25,6 +25,17 @@ def test_the_loop_has_the_losses_of_torch(tmp_path):
         assert abs(float(line[line.index("loss") + 1]) - float(line[line.index("torch") + 1])) < 1e-5
 
 
+def test_tensor_ranks_have_the_losses_and_parameters_of_torch(tmp_path):
+    said = run(4, "tensor.py", "--steps", 5, "--beside-torch", "--save", tmp_path).splitlines()
+    assert said[0] == "4 ranks: 2 data x 2 tensor"
+    lines = [line.split() for line in said if line.startswith("step")]
+    assert lines
+    for line in lines:
+        assert abs(float(line[line.index("loss") + 1]) - float(line[line.index("torch") + 1])) < 1e-5
+    assert float(said[-1].split()[-4]) < 1e-3, said[-1]
+    assert (tmp_path / "model.safetensors").exists()
+
+
 def test_lora_saves_its_adapter(tmp_path):
     run(2, "lora.py", "--steps", 2, "--save", tmp_path)
     assert (tmp_path / "adapter_model.safetensors").exists()

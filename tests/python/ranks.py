@@ -136,3 +136,4 @@ def _on(ranks: str) -> Callable[[Callable[..., Any]], Callable[..., None]]:
 
 
 on_one, on_two, on_ranks, on_places = _on("one"), _on("two"), _on("ranks"), _on("at")
+on_pair, on_four = _on("pair"), _on("four")

@@ -11,6 +11,7 @@
 #include "ebb/runtime/comm/rank_errors.h"
 #include "ebb/sharding/fingerprint.h"
 #include "ebb/sharding/interval.h"
+#include "ebb/sharding/split.h"
 
 namespace ebb {
 namespace {
@@ -279,30 +280,66 @@ absl::Status AgreeOnOrder(const HostLane& lane, const ModelSpec& model, uint64_t
   return AgreeOnFacts(lane, "Reorder: the plan", {&plan, 1});
 }
 
+namespace {
+
+// Ranks with the same blocks are compared, because an initialiser may know no other block. `hashes`:
+// of the parameters with these numbers.
+absl::Status AgreeOnBlocks(const HostLane& lane, const ModelSpec& model,
+                           std::span<const size_t> parameters, std::span<const int64_t> hashes) {
+  if (parameters.empty()) return absl::OkStatus();
+  const auto ranks = static_cast<size_t>(model.parameters[parameters.front()].block->ranks);
+  EBB_ASSIGN_OR_RETURN(const std::vector<std::vector<int64_t>> all, AllLists(lane, hashes));
+  for (size_t r = ranks; r < all.size(); ++r) {
+    const auto [own, first] = std::ranges::mismatch(all[r], all[r % ranks]);
+    if (own == all[r].end()) continue;
+    const size_t at = parameters[static_cast<size_t>(own - all[r].begin())];
+    return absl::FailedPreconditionError(absl::StrCat(
+        "ranks create different engines: the initial value of ",
+        lane.world.RankName(static_cast<int>(r)), " differs from ",
+        lane.world.RankName(static_cast<int>(r % ranks)), "'s: first at the same block of '",
+        model.parameters[at].name, "'; every data rank must give the same"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
 absl::Status AgreeOnInitialValues(const HostLane& lane, const ModelSpec& model, bool of_rank_0) {
+  std::vector<size_t> blocks;  // parameters with one, and hashes of its first values
+  std::vector<int64_t> of_blocks;
   std::vector<Fact> facts = {
       {absl::StrCat("EngineOptions::initial_values_of_rank_0 (", of_rank_0 ? "true)" : "false)")}};
   absl::Status own;
   for (size_t p = 0; p < model.parameters.size() && !of_rank_0; ++p) {
     const ParameterSpec& parameter = model.parameters[p];
     float first[4] = {};
-    const int64_t count = std::min<int64_t>(std::ssize(first), Elements(parameter.shape));
-    const absl::Status filled =
-        parameter.init(sharding::SliceOf(model, static_cast<ParameterId>(p), 0, count),
-                       std::span(first).first(static_cast<size_t>(count)));
+    const int64_t count = std::min<int64_t>(std::ssize(first), Elements(ShownShape(parameter)));
+    // Of a parameter with a split, of what this rank has: its initialiser may know no more.
+    const absl::Status filled = ForEachSlice(
+        model, static_cast<ParameterId>(p), 0, count, [&](const Slice& slice, int64_t local) {
+          return parameter.init(
+              slice, std::span(first).subspan(static_cast<size_t>(local),
+                                              static_cast<size_t>(slice.end - slice.begin)));
+        });
     if (own.ok() && !filled.ok()) {
       own = absl::Status(filled.code(), absl::StrCat("initial values of parameter '",
                                                      parameter.name, "': ", filled.message()));
     }
     sharding::Hasher hasher;
     for (float value : first) hasher.Add(int64_t{std::bit_cast<uint32_t>(value)});
+    if (parameter.block) {
+      blocks.push_back(p);
+      of_blocks.push_back(static_cast<int64_t>(hasher.hash()));
+      continue;
+    }
     facts.push_back({absl::StrCat("parameter '", parameter.name,
                                   "': an initialiser must be the same function on every rank, also "
                                   "its seed"),
                      hasher.hash()});
   }
   EBB_RETURN_IF_ERROR(AgreeOnStatus(lane, own));
-  return AgreeOnCreated(lane, "initial value", facts);
+  EBB_RETURN_IF_ERROR(AgreeOnCreated(lane, "initial value", facts));
+  return AgreeOnBlocks(lane, model, blocks, of_blocks);
 }
 
 namespace {

@@ -10,6 +10,7 @@ from typing import Any, Callable, Iterable, Iterator, Mapping
 import torch
 from torch import nn
 
+from ._blocks import is_dtensor, local_of, set_local
 from ._fixed import refuse_added
 from ._hidden import as_shown, has_value, is_of_no_value, without_value
 from ._library import Error
@@ -37,8 +38,16 @@ def _stood_in(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
     with as_shown(parameters):
         for parameter in parameters:
             if not has_value(parameter):
-                parameter.data = torch.zeros((), dtype=parameter.dtype, device=parameter.device).expand(parameter.shape)
+                set_local(parameter, torch.zeros((), dtype=parameter.dtype, device=parameter.device).expand(local_of(parameter).shape))
         yield
+
+
+def _set_whole(module: nn.Module, key: str, parameter: nn.Parameter, value: torch.Tensor) -> None:
+    """The module's parameter has the whole value. In the place of a DTensor, which has a block, comes another parameter."""
+    if is_dtensor(parameter):
+        module._parameters[key] = nn.Parameter(value, requires_grad=parameter.requires_grad)
+    else:
+        parameter.data = value
 
 
 def _overrides(module: nn.Module, *names: str) -> bool:
@@ -167,12 +176,14 @@ class Entries:
         those of the other ranks stay hidden. Yields the values on the CPU."""
         parameters = _parameters(module)
         values = {}
-        with as_shown(parameters.values()):
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(as_shown(parameters.values()))
+            stack.callback(module._parameters.update, parameters)
             for key, parameter in parameters.items():
                 value = self._gather(name_of(parameter, prefix + key))
                 if value is not None:
                     values[key] = value
-                    parameter.data = value.to(parameter.device)
+                    _set_whole(module, key, parameter, value.to(parameter.device))
             yield values
 
     def _save_whole(self, module: nn.Module, own: Any, *arguments: Any, **keywords: Any) -> Any:
@@ -186,13 +197,13 @@ class Entries:
             if not self._gives_parameters(parameters, own, destination, prefix):
                 with self._shown(module, prefix):
                     own(destination, prefix, keep_vars)
-                    self._put(parameters, parameters, destination, prefix)
+                    self._put(parameters, _parameters(module), destination, prefix)
             if has_own_code(module):
                 self.made += list(destination.values())[size:]
             return
         with self._shown(module, prefix) as values:
             own(destination, prefix, keep_vars)
-            self._put(values, parameters, destination, prefix)
+            self._put(values, _parameters(module), destination, prefix)
 
     @staticmethod
     def _gives_parameters(parameters: dict[str, nn.Parameter], own: Any, destination: Values, prefix: str) -> bool:
@@ -201,7 +212,7 @@ class Entries:
         try:
             with as_shown(parameters.values()):
                 for key, parameter in parameters.items():
-                    parameter.data = without_value(parameter.shape, parameter.dtype, parameter.device, prefix + key)
+                    set_local(parameter, without_value(local_of(parameter).shape, parameter.dtype, parameter.device, prefix + key))
                 own(destination, prefix, True)
         except RuntimeError as error:
             if not is_of_no_value(error):
@@ -256,11 +267,11 @@ class Entries:
                     raise Error(f"load_state_dict: '{name}' is given the model's own parameter, which has no value here: give what state_dict() has given")
                 if is_own:
                     before[key] = self.state.gather(name)
-                    parameter.data = before[key].to(parameter.device, copy=True)
+                    _set_whole(module, key, parameter, before[key].to(parameter.device, copy=True))
                     if self.completes:
                         given.setdefault(prefix + key, before[key])
                 elif prefix + key in given:
-                    parameter.data = torch.empty(parameter.shape, dtype=parameter.dtype, device="cpu")
+                    _set_whole(module, key, parameter, torch.empty(parameter.shape, dtype=parameter.dtype, device="cpu"))
                 stack.enter_context(torch.autograd._unsafe_preserve_version_counter(parameter))
             own(given, prefix, metadata, strict, missing, unexpected, errors)
             self._load_quant_states(module, parameters, given, prefix, unexpected)

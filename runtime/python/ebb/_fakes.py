@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import importlib
 import sys
 import traceback
 import types
@@ -22,6 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.utils import parametrize
 from torch.utils._pytree import tree_leaves
 
+from ._blocks import is_dtensor, local_of, with_local
 from ._library import Error
 
 ARRAY_BYTES_MAX = 16 << 20  # of a buffer or array that is copied; larger buffers get no values
@@ -181,9 +183,14 @@ def faked(
             kept.append((tensor, tensor._version, tensor.clone()))
             return tensor.detach()  # autograd must not give the buffer itself a node
         with mode:
-            made = torch.empty(tensor.shape, dtype=dtype_of(tensor), device=device)
+            made = torch.empty(local_of(tensor).shape, dtype=dtype_of(tensor), device=device)
+        if is_dtensor(tensor):
+            made = with_local(tensor, made)
         return nn.Parameter(made, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
 
+    if any(map(is_dtensor, model.parameters())):
+        # What a layer says to the other tensor ranks has shapes alone, too.
+        importlib.import_module("torch.distributed._tools.fake_collectives")
     try:
         for module in model.modules():
             for table in (module._parameters, module._buffers):

@@ -10,6 +10,7 @@ from typing import Any, Iterator
 import torch
 from torch import nn
 
+from ._blocks import is_dtensor
 from ._library import Error
 
 _WRAPPERS = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel")
@@ -37,8 +38,11 @@ def refuse(model: nn.Module) -> None:
             raise Error(f"'{path or kind}' is a script of torch.jit", "UNIMPLEMENTED")
         if type(module).__module__.startswith("torch.distributed.pipelining"):
             raise Error(f"'{path or kind}' is of torch's pipeline parallelism: give initialize the plain module", "UNIMPLEMENTED")
-        if (getattr(module, "_tp_size", None) or 1) > 1:
-            raise Error(f"'{path or kind}' was loaded with a tp_plan: tensor parallelism is not supported", "UNIMPLEMENTED")
+        if (getattr(module, "_tp_size", None) or 1) > 1 and not any(map(is_dtensor, module.parameters())):
+            raise Error(
+                f"'{path or kind}' was loaded with a tp_plan by a transformers whose parameters are no DTensors, so that their whole shapes are not "
+                "known: take a newer one", "UNIMPLEMENTED"
+            )
     for name, parameter in model.named_parameters():
         if getattr(parameter, "_ebb_name", None) is not None:
             raise Error(f"another engine has parameter '{name}' already, as '{parameter._ebb_name}': close() that engine first", "ALREADY_EXISTS")
@@ -109,10 +113,10 @@ class Members:
 
 def refuse_added(name: str, parameter: Any, earlier: Any = None) -> None:
     """Raises because the engine has `earlier`, or nothing, in this place."""
-    kind = type(parameter.data).__name__
-    if kind == "DTensor":
+    if is_dtensor(parameter):
         raise Error(
-            f"'{name}' became a DTensor after ebb.initialize: tensor parallelism and FSDP2 (fully_shard) cannot shard what the engine has sharded",
+            f"'{name}' became a DTensor after ebb.initialize: call parallelize_module before it, and leave out FSDP2 (fully_shard), which would shard "
+            "what the engine shards",
             "UNIMPLEMENTED",
         )
     what = "came into the model"

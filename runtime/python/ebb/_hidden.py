@@ -21,6 +21,7 @@ from typing import Any, Iterable, Iterator, Protocol
 import torch
 from torch import nn
 
+from ._blocks import local_of, set_local
 from ._library import Error
 
 PROPERTIES = {"__get__", "__set__", "__delete__"}
@@ -107,6 +108,9 @@ class _Guard:
                 first._ebb_read("nn.Parameter")
             return _like(result, first)
         return result
+
+    def __repr__(self) -> str:  # of a DTensor, which shows its local tensor
+        return self._ebb_text() or super().__repr__()
 
     def _ebb_text(self) -> str:
         return ""
@@ -197,12 +201,12 @@ def as_shown(parameters: Iterable[torch.Tensor]) -> Iterator[None]:
     before = [(parameter, type(parameter)) for parameter in parameters]
     for parameter, _ in before:
         parameter.__class__ = kind_of(parameter)
-    held = [parameter.data for parameter, _ in before]
+    held = [local_of(parameter).data for parameter, _ in before]
     try:
         yield
     finally:
         for (parameter, kind), tensor in zip(before, held):
-            parameter.data = tensor
+            set_local(parameter, tensor)
             parameter.__class__ = kind
 
 
@@ -332,7 +336,7 @@ _allow = getattr(torch._C, "_clear_storage_data_ptr_access_error_msg", None)  # 
 def has_value(tensor: torch.Tensor) -> bool:
     try:
         with as_plain():
-            tensor.data_ptr()
+            local_of(tensor).data_ptr()
     except RuntimeError as error:
         return not is_of_no_value(error)
     return True

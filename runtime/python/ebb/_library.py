@@ -60,6 +60,9 @@ class Parameter(Struct):
         ("struct_size", c_uint32), ("trainable", c_int32), ("name", c_char_p), ("group", c_char_p), ("shape", POINTER(c_int64)),
         ("dimensions", c_int32), ("source_dtype", c_int32), ("source", c_void_p), ("file", c_char_p), ("tensor", c_char_p),
         ("fill", FILL), ("user", c_void_p), ("has_dtype", c_int32), ("dtype", c_int32), ("matrix_update", c_int32),
+        ("has_split", c_int32), ("split_dimension", c_int32), ("split_parts", POINTER(c_int64)), ("split_sizes", POINTER(c_int64)),
+        ("split_part_count", c_int32), ("split_size_count", c_int32), ("split_multiple", c_int64), ("sums_gradient", c_int32),
+        ("block_rank", c_int32), ("block_ranks", c_int32),
     ]
 
 
@@ -84,6 +87,12 @@ class EngineOptions(Struct):
 
 class View(ctypes.Structure):
     _fields_ = [("data", c_void_p), ("elements", c_int64), ("dtype", c_int32), ("gradient_dtype", c_int32)]
+
+
+class MeshFacts(Struct):
+    _fields_ = [
+        ("struct_size", c_uint32), ("data_rank", c_int32), ("data_ranks", c_int32), ("tensor_rank", c_int32), ("tensor_ranks", c_int32),
+    ]
 
 
 class GroupOptions(Struct):
@@ -148,7 +157,7 @@ class CommunicationRow(ctypes.Structure):
 # By the names in ebb.h; tests/python/abi_test.py compares them with the compiler's.
 STRUCTS = {
     "ebb_world_options": WorldOptions, "ebb_world_facts": WorldFacts, "ebb_parameter": Parameter, "ebb_visit": Visit,
-    "ebb_event": Event, "ebb_memory_row": MemoryRow, "ebb_engine_options": EngineOptions, "ebb_view": View,
+    "ebb_event": Event, "ebb_memory_row": MemoryRow, "ebb_engine_options": EngineOptions, "ebb_view": View, "ebb_mesh_facts": MeshFacts,
     "ebb_group_options": GroupOptions, "ebb_step_options": StepOptions, "ebb_finish_options": FinishOptions,
     "ebb_gradient": Gradient, "ebb_report": StepReport, "ebb_save_options": SaveOptions, "ebb_loaded": Loaded, "ebb_load_options": LoadOptions,
     "ebb_traffic_row": TrafficRow, "ebb_communication_row": CommunicationRow,
@@ -182,6 +191,10 @@ SIGNATURES = {
     "ebb_engine_reorder": (c_int32, _handle, POINTER(Visit), c_int32, POINTER(Event), c_int32),
     "ebb_engine_suspend": (c_int32, _handle, c_int32),
     "ebb_engine_copy_parameters": (c_int32, _handle, _handle),
+    "ebb_engine_mesh": (c_int32, _handle, POINTER(MeshFacts)),
+    "ebb_tensor_all_reduce": (c_int32, _handle, c_void_p, c_int64, c_int32, c_int32),
+    "ebb_tensor_all_gather": (c_int32, _handle, c_void_p, c_void_p, c_int64, c_int32),
+    "ebb_tensor_reduce_scatter": (c_int32, _handle, c_void_p, c_void_p, c_int64, c_int32),
     "ebb_step_begin": (c_int32, _handle, POINTER(StepOptions)),
     "ebb_scope_open": (c_int32, _handle, c_int32, c_int32, POINTER(c_int64)),
     "ebb_scope_close": (c_int32, _handle, c_int64),

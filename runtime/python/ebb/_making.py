@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from . import _library
+from ._blocks import is_dtensor, local_of, take_values_of_rank_0, with_local
 from ._files import Files
 from ._fixed import refuse
 from ._given_values import GivenValues
@@ -23,9 +24,10 @@ from ._model import Config, Groups, Model, Said, config_text, dtype_function, gr
 from ._muon import matrix_update_function
 from ._order import units_and_order
 from ._reports import MemoryRow, memory_rows
+from ._tensor_ranks import with_mesh
 from ._tensors import current_stream
 from ._units import Unit, UnitsArgument
-from ._world import open_world
+from ._world import World, open_world
 from .engine import Engine
 
 log = logging.getLogger("ebb")
@@ -65,10 +67,11 @@ def initialize(
     After this call the engine owns the parameters. They show their values while their unit runs. Otherwise they have their shape, and reading one
     is an error. engine.gather(name) and model.state_dict() read them at any time. Raises ebb.Error."""
     handle, world = open_world()
-    with _told_to_all_ranks(handle, world.size, model, config, device, name):
+    with _told_to_all_ranks(handle, world.size, model, config, device, name) as texts:
         model = getattr(model, "_orig_mod", model)  # of torch.compile(model), which calls it
         refuse(model)
-        text = config_text(config)
+        text, mesh = with_mesh(model, config, world)
+        texts.append(text)
         settings = resolved(text, world.size)
         if tier_of_activations(settings) == "nvme":
             raise Error(
@@ -80,6 +83,9 @@ def initialize(
             _refuse_hidden(model)
             _refuse_shared(model)
         on = torch.device(device) if device is not None else _device_of(model)
+        is_cut = mesh is not None and mesh.size() > 1 and weights is None and values is None
+        if is_cut and values_of_rank_0:
+            take_values_of_rank_0(model, mesh, world.size)
         divided, order = units_and_order(model, units, example, resident, on)
         group_of = group_function(groups)
         files = Files(os.fspath(weights), model) if weights is not None else GivenValues(values, model) if values is not None else None
@@ -90,7 +96,7 @@ def initialize(
         described = Model(divided, order, Said(group_of, dtype_of, matrix_update_function(model)), files)
         options = _library.EngineOptions(
             threads=threads, device=str(on).encode(), name=name.encode(), compute_stream=current_stream(on),
-            initial_values_of_rank_0=values_of_rank_0,
+            initial_values_of_rank_0=values_of_rank_0 and not is_cut,
         )
     made = c_void_p()
     described.check(library.ebb_engine_create(handle, described.handle, text.encode(), byref(options), byref(made)))
@@ -107,13 +113,15 @@ def initialize(
 
 
 @contextlib.contextmanager
-def _told_to_all_ranks(handle: int, ranks: int, model: nn.Module, config: Config, device: str | None, name: str) -> Iterator[None]:
-    """An error within it, perhaps of this rank alone, ends initialize() on every rank."""
+def _told_to_all_ranks(handle: int, ranks: int, model: nn.Module, config: Config, device: str | None, name: str) -> Iterator[list[str]]:
+    """An error within it, perhaps of this rank alone, ends initialize() on every rank. Yields a list for the text of the configuration that the
+    other ranks may have."""
+    texts: list[str] = []
     try:
-        yield
+        yield texts
     except Exception as error:
         if ranks > 1:
-            text = _acceptable(config, ranks)
+            text = _acceptable(texts[0] if texts else config, ranks)
             on = device or next((str(parameter.device) for parameter in model.parameters() if not parameter.is_meta), "cpu")
             options = _library.EngineOptions(device=on.encode(), name=name.encode(), error=f"{type(error).__name__}: {error}".encode())
             nothing = library.ebb_model_create()
@@ -138,7 +146,8 @@ def _acceptable(config: Config, ranks: int) -> str:
 
 def _described(model: nn.Module, config: Config, world: int, units: UnitsArgument, example: Any, resident: Iterable[str]) -> tuple[Model, str]:
     divided, order = units_and_order(model, units, example, resident, torch.device("cpu"))
-    text = config_text(config)
+    ranks = torch.distributed.is_available() and torch.distributed.is_initialized()
+    text = with_mesh(model, config, World(torch.distributed.get_rank() if ranks else 0, world, 0, 1), cuts=False)[0]
     dtype_of = dtype_function(model, resolved(text, world))
     said = Said(group_function(None), dtype_of, matrix_update_function(model))
     return Model(divided, order, said, has_values=False), text
@@ -189,7 +198,8 @@ def _renew_meta_parameters(model: nn.Module, units: list[Unit], device: torch.de
             if parameter is None or not parameter.is_meta:
                 continue
             if id(parameter) not in renewed:
-                made = without_value(parameter.shape, parameter.dtype, device, key)
+                made = without_value(local_of(parameter).shape, parameter.dtype, device, key)
+                made = with_local(parameter, made) if is_dtensor(parameter) else made
                 renewed[id(parameter)] = nn.Parameter(made, requires_grad=parameter.requires_grad)
             module._parameters[key] = renewed[id(parameter)]
     for unit in units:
@@ -200,7 +210,7 @@ def _refuse_shared(model: nn.Module) -> None:
     """The engine would give each parameter memory of its own."""
     names: dict[tuple[torch.device, int], str] = {}
     for name, parameter in model.named_parameters():
-        address = 0 if nn.parameter.is_lazy(parameter) else parameter.data_ptr()
+        address = 0 if nn.parameter.is_lazy(parameter) else local_of(parameter).data_ptr()
         first = names.setdefault((parameter.device, address), name)
         if first != name and address != 0:  # 0: a meta tensor, a wrapper, or one without elements
             raise Error(

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from . import _library
+from ._blocks import Block, block_of, local_of
 from ._files import Files
 from ._given_values import GivenValues
 from ._library import Error, check, check_id, library
@@ -117,6 +118,9 @@ class Model:
             trainable=parameter.requires_grad, name=name.encode(), group=said.group(name).encode(), shape=shape, dimensions=parameter.dim(),
             has_dtype=1, dtype=NUMBER_OF_DTYPE[said.dtype(parameter)], matrix_update=said.matrix_update(parameter),
         )
+        block = block_of(name, parameter)
+        if block is not None:
+            self._split(given, block)
         if files is not None:
             tensor, is_converted = files.of(parameter)
             if is_converted:
@@ -126,7 +130,9 @@ class Model:
         elif has_values:
             if parameter.is_meta:
                 raise Error(f"parameter '{name}' is on the meta device: give initialize the folder of its values, weights=", "INVALID_ARGUMENT")
-            values = parameter.detach().to("cpu")
+            values = local_of(parameter).detach().to("cpu")
+            if block is not None:
+                given.block_rank, given.block_ranks = block.rank, len(block.sizes)
             if values.dtype not in NUMBER_OF_DTYPE:
                 values = values.float()
             values = values.contiguous()
@@ -134,6 +140,16 @@ class Model:
             self.kept.append(values)
         self.kept.append(shape)
         return check_id(library.ebb_model_add_parameter(self.handle, unit.index, byref(given)))
+
+    def _split(self, given: _library.Parameter, block: Block) -> None:
+        given.has_split, given.split_dimension = 1, block.dimension
+        numbers = [sum(block.sizes) // block.parts] * block.parts if block.is_even else block.sizes
+        kept = (c_int64 * len(numbers))(*numbers)
+        self.kept.append(kept)
+        if block.is_even:
+            given.split_parts, given.split_part_count = kept, len(numbers)
+        else:
+            given.split_sizes, given.split_size_count = kept, len(numbers)
 
     def _converting(self, files: Files | GivenValues, key: str) -> Any:
         def fill(user, parameter, begin, end, numbers) -> int:

@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
+from ._blocks import local_of
 from ._counted import counters_as_they_were
 from ._fakes import ARRAY_BYTES_MAX, Fakes, classes_as_they_were, faked, give_back
 from ._generators import generators_as_they_were
@@ -231,7 +232,7 @@ def _run(model: nn.Module, units: list[Unit], example: Any, device: torch.device
         key = storage if fakes else id  # a fake has a storage of its own, so that views of it are known too
         record.keys = {number: key(tensor) for number, tensor in record.fakes.items()}
         # Alive as long as the keys: a storage that a module replaces through `.data` would leave its key to another tensor.
-        record.storages = [tensor.untyped_storage() for tensor in record.fakes.values() if tensor.layout == torch.strided]
+        record.storages = [local_of(tensor).untyped_storage() for tensor in record.fakes.values() if tensor.layout == torch.strided]
         for unit in units:
             record.hide(unit)
         walk.attach()

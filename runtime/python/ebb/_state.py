@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from . import _library
+from ._blocks import is_dtensor
 from ._fixed import Members
 from ._hidden import Name, as_plain
 from ._library import GRADIENT, MASTER, OPTIMIZER, Error, check, library
@@ -98,7 +99,7 @@ class State:
     def gather(self, name: str, rank: int = -1, master: bool = False, state: str = "") -> torch.Tensor | None:
         """Collective: as Engine.gather(), by the engine's name. Local while the parameter shows its value between steps."""
         slots, i = self.slots[name]
-        if slots.stays and not master and not state:
+        if slots.stays and not master and not state and not is_dtensor(self.parameters[name]):
             return slots.views[i].detach().to("cpu", copy=True) if rank in (-1, self.world.rank) else None
         self.between_forwards(checks_writes=False)  # of many parameters in turn
         if state == GRADIENT_NAME:
@@ -113,7 +114,7 @@ class State:
         return whole if master or state or whole is None else whole.to(self.parameters[name].dtype)
 
     def gather_pieces(self, name: str, piece: Callable[[Any, int, int], None], rank: int, state: str = "") -> None:
-        """Collective: calls `piece`(pointer to fp32 values, begin, end) for at most 1 MiB at a time, in order. `rank`: the rank that makes
+        """Collective: calls `piece`(pointer to fp32 values, begin, end) for at most 1 MiB at a time, in order, of a DTensor block by block. `rank`: the rank that makes
         these calls; -1: all do. `state`: as of Engine.gather()."""
         failures: list[BaseException] = []
 

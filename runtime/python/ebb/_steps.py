@@ -13,6 +13,7 @@ from typing import Callable, Iterator, Sequence
 import torch
 
 from . import _library
+from ._blocks import local_of, own_gradient, whole_of
 from ._hidden import as_plain
 from ._library import BACKWARD, FORWARD, GRADIENT, SHOW, Error, check, library
 from ._tensors import DTYPES, Memory, Slots, over
@@ -44,7 +45,7 @@ class _Asked:
 
 class Steps:
     def __init__(self, memory: Memory, units: list[Unit], slots: list[Slots], first_id: list[int], order: Order,
-                 device: torch.device, is_half: bool, rates: Callable[[], Rates], accumulation: int, ranks: int):
+                 device: torch.device, is_half: bool, rates: Callable[[], Rates], accumulation: int, ranks: int, data_ranks: int):
         self.memory = memory
         self.units = units
         self.slots = slots
@@ -55,7 +56,7 @@ class Steps:
         self.is_half = is_half
         self.rates = rates
         self.accumulation = accumulation
-        self.ranks = ranks
+        self.ranks, self.data_ranks = ranks, data_ranks
         self.in_step = False
         self.is_stale = False  # residents show the values before the last update
         self.has_failed = False  # the step that the model's last call belongs to
@@ -373,8 +374,7 @@ class Steps:
         scale = self.loss_scale() if self.is_half else 1.0
         self.is_scaled = True
         first = min(scale, _FP16_SCALE_MAX) if loss.dtype == torch.float16 else scale
-        rest = scale / first
-        if rest != 1.0:
+        if (rest := scale / first) != 1.0:
             loss.grad_fn.register_hook(lambda gradients, _: tuple(None if one is None else one * rest for one in gradients))
         try:
             loss.backward(torch.full_like(loss, first))
@@ -382,7 +382,7 @@ class Steps:
             self.is_scaled = False
 
     def add_loss(self, loss: torch.Tensor) -> None:
-        value = loss.detach().float().contiguous()  # of another dtype it is a new tensor, which has to live as long as the call
+        value = whole_of(loss.detach()).float().contiguous()  # of another dtype it is a new tensor, which has to live as long as the call
         if self.is_open:
             self.losses.append(value)
         check(library.ebb_add_loss(self.memory.handle, value.data_ptr()))
@@ -408,7 +408,7 @@ class Steps:
         self.held = self.holds or self.is_open
         self.rounds = rounds or max(self.counts) if self.is_open else 0
         options = _library.StepOptions(
-            may_leave_out=1, hold_updates=self.held, gradient_divisor=(1 if self.sums_ranks else self.ranks) if self.sums else 0, micro_batches=self.rounds,
+            may_leave_out=1, hold_updates=self.held, gradient_divisor=(1 if self.sums_ranks else self.data_ranks) if self.sums else 0, micro_batches=self.rounds,
             rates_at_finish=self.takes_late_rates, groups=_group_options(self.given), group_count=len(self.given)
         )
         check(library.ebb_step_begin(self.memory.handle, byref(options)))
@@ -426,7 +426,7 @@ class Steps:
             self._take_gradients(unit, self._taken[1], (i,))
 
     def _take_gradients(self, unit: Unit, scope: int, of: Sequence[int]) -> None:
-        gradients = [parameter.grad for parameter in unit.parameters]
+        gradients = [own_gradient(parameter) if i in of else None for i, parameter in enumerate(unit.parameters)]
         ready = tuple([i for i in of if gradients[i] is not None])
         if not ready:
             return
@@ -447,7 +447,7 @@ class Steps:
         into = asked.tensors.get(memory)
         if into is None:
             into = asked.tensors[memory] = [
-                over(self.memory, view.data, unit.parameters[i].shape, DTYPES[view.dtype], self.device) for i, view in zip(ready, asked.views)
+                over(self.memory, view.data, local_of(unit.parameters[i]).shape, DTYPES[view.dtype], self.device) for i, view in zip(ready, asked.views)
             ]
             asked.added[memory] = [n for n, view in enumerate(asked.views) if not view.first]
         given = [gradients[i] for i in ready]

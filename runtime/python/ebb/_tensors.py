@@ -12,6 +12,7 @@ from typing import Sequence
 
 import torch
 
+from ._blocks import is_dtensor, local_of, set_local
 from ._hidden import Hidden, Stale, as_plain, guarded, hide_memory, kind_of, memory_of, show_memory, text_of_no_value, without_value
 from ._library import Error, library
 
@@ -103,7 +104,7 @@ class Slots:
                 self.bits = list(map(_bits_of, self.views))
         for parameter, kind, view in zip(self.parameters, self.kinds, self.copies or self.views):
             parameter.__class__ = kind
-            parameter.data = view
+            set_local(parameter, view)
 
     def age(self) -> None:
         """The values that are shown are those before an update."""
@@ -126,13 +127,13 @@ class Slots:
         hide_memory(self.views, self.texts)
         with as_plain():
             for parameter, kind, hidden in zip(self.parameters, self.guards, self.hidden):
-                parameter.data = hidden
+                set_local(parameter, hidden)
                 parameter.__class__ = kind
 
     def check(self) -> None:
         """Raises if a parameter was written to after it was shown or hidden, and undoes the write unless it is `memory.changed`."""
         with as_plain():
-            at = list(map(memory_of, self.parameters))
+            at = list(map(memory_of, map(local_of, self.parameters)))
             versions = list(map(_version_of, self.parameters))
         if at not in self.places or versions != self.versions:
             for i, place in enumerate(at):
@@ -145,6 +146,8 @@ class Slots:
     def lend(self, i: int, value: torch.Tensor) -> None:
         """A parameter shows `value`, which the caller may change, until take_back(), or until its unit runs."""
         parameter = self.parameters[i]
+        if is_dtensor(parameter):
+            raise Error(f"'{self.names[i]}' is a DTensor, which shows this rank's block: engine.gather() has the whole, and engine.write() sets it", "UNIMPLEMENTED")
         self.lent[i] = value, type(parameter)
         parameter.__class__ = self.kinds[i]
         parameter.data = value
@@ -168,17 +171,18 @@ class Slots:
 
     def _refuse(self, i: int) -> None:
         parameter, name = self.parameters[i], self.names[i]
+        local = local_of(parameter)
         changes = [
             f"has the {of} {now} instead of {before}" for of, before, now in (
-                ("shape", list(self.hidden[i].shape), list(parameter.shape)), ("data type", self.hidden[i].dtype, parameter.dtype),
-                ("device", self.hidden[i].device, parameter.device),
+                ("shape", list(self.hidden[i].shape), list(local.shape)), ("data type", self.hidden[i].dtype, local.dtype),
+                ("device", self.hidden[i].device, local.device),
             ) if now != before
         ]
-        if self.views and memory_of(parameter) == memory_of(self.views[i]):
+        if self.views and memory_of(local) == memory_of(self.views[i]):
             self.memory.changed = name
         if self.keep_whole:
             self._copy()
-        parameter.data = self.copies[i] if self.keep_whole else self.hidden[i]
+        set_local(parameter, self.copies[i] if self.keep_whole else self.hidden[i])
         parameter.__class__ = self.kinds[i] if self.keep_whole else self.guards[i]
         self.versions[i] = parameter._version
         if changes:

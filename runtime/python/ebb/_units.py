@@ -12,6 +12,7 @@ from typing import Callable, Iterable, Sequence, Union
 import torch
 from torch import nn
 
+from ._blocks import block_of, is_dtensor
 from ._hidden import kind_of
 from ._library import Error
 
@@ -200,9 +201,9 @@ def _check_parameter(name: str, parameter: nn.Parameter) -> None:
     if isinstance(parameter, nn.parameter.UninitializedParameter):
         raise Error(f"parameter '{name}' of a lazy module has no shape yet: call the model once before ebb.initialize", "INVALID_ARGUMENT")
     kind = kind_of(parameter.data)
-    if kind.__name__ == "DTensor":
-        raise Error(f"parameter '{name}' is a DTensor: tensor parallelism is not supported, so give initialize the plain module", "UNIMPLEMENTED")
-    if kind not in (torch.Tensor, nn.Parameter) and not parameter.is_meta:
+    if is_dtensor(parameter):
+        block_of(name, parameter)
+    elif kind not in (torch.Tensor, nn.Parameter) and not parameter.is_meta:
         raise Error(f"parameter '{name}' is a {kind.__name__}: tensor subclasses are not sharded", "UNIMPLEMENTED")
     if parameter.dtype not in (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.uint8):
         if parameter.is_complex():

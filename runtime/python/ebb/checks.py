@@ -7,6 +7,7 @@ from typing import Any, Callable
 import torch
 from torch.overrides import TorchFunctionMode
 
+from ._blocks import local_of
 from ._hidden import HARMLESS, PROPERTIES, VIEW_PROPERTIES, memory_of, tensors_in
 
 _HARMLESS = HARMLESS | PROPERTIES | {"detach", "type", "__repr__"}
@@ -14,6 +15,7 @@ _HARMLESS = HARMLESS | PROPERTIES | {"detach", "type", "__repr__"}
 
 def storage(tensor: torch.Tensor) -> int:
     """The same for all views of a tensor."""
+    tensor = local_of(tensor)
     return memory_of(tensor) if tensor.layout == torch.strided and not _is_wrapped(tensor) else 0
 
 

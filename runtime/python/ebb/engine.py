@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from . import _buffers, _library, saving
+from ._blocks import block_of, local_of, set_local
 from ._entries import Entries
 from ._fixed import refuse_caller
 from ._library import DIRECTIONS, STATES, TIERS, Error, check, library
@@ -52,6 +53,11 @@ class Engine(OpenSteps):
         self._of_one_forward: Order | None = None
         self.forwards_max = 1  # of the model before one backward, in the first step; later steps may have as many as that had
         self._memory = Memory(handle)
+        mesh = _library.MeshFacts()
+        check(library.ebb_engine_mesh(handle, byref(mesh)))
+        # Data ranks have different batches. Tensor ranks have the same batch, and blocks of the DTensors among the parameters.
+        self.data_rank, self.data_ranks = mesh.data_rank, mesh.data_ranks
+        self.tensor_rank, self.tensor_ranks = mesh.tensor_rank, mesh.tensor_ranks
         self._slots = [Slots(self._memory, unit.names, unit.parameters, unit.keep_whole) for unit in units]
         self._place()
         half = compute_dtype(settings) == torch.float16  # a parameter that keeps fp16 beside another type has no loss scale
@@ -61,7 +67,7 @@ class Engine(OpenSteps):
         groups = groups_of(trainable, group_of, settings) if trainable else []
         self.optimizer = Optimizer(groups, self.step, self.zero_grad, scheduled, schedule) if trainable else None
         rates = self.optimizer.rates if self.optimizer is not None else list
-        self._steps = Steps(self._memory, units, self._slots, first_id, order, device, half, rates, self.accumulation, world.size)
+        self._steps = Steps(self._memory, units, self._slots, first_id, order, device, half, rates, self.accumulation, world.size, self.data_ranks)
         self._walk = Walk(model, units, self._steps)
         self._walk.expect(order)
         self._walk.attach()
@@ -372,7 +378,8 @@ class Engine(OpenSteps):
         for name, parameter in self._state.parameters.items():
             parameter._ebb_name, parameter._ebb_closed = None, name
             if name in values:
-                parameter.data = values[name]
+                block = block_of(name, parameter)
+                set_local(parameter, values[name] if block is None else block.of_whole(values[name]).contiguous())
         self.model.__dict__.pop("_ebb_engine", None)
         memories.discard(self._memory)
 
@@ -483,5 +490,5 @@ class Engine(OpenSteps):
         for unit, slots in zip(self.units, self._slots):
             rows = _library.rows_of(_library.View, library.ebb_engine_views, self._memory.handle, unit.index)
             slots.place([
-                over(self._memory, row.data, parameter.shape, DTYPES[row.dtype], self.device) for row, parameter in zip(rows, unit.parameters)
+                over(self._memory, row.data, local_of(parameter).shape, DTYPES[row.dtype], self.device) for row, parameter in zip(rows, unit.parameters)
             ])

@@ -177,7 +177,9 @@ def tensor_parallel(shards):
     from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
     with alone() as mesh:
-        refused(lambda: shards(parallelize_module(Blocks(), mesh, {"blocks.0": ColwiseParallel()})), "'blocks.0.weight' is a DTensor: tensor parallelism")
+        other = torch.distributed.device_mesh.init_device_mesh("cpu", (mesh.size(),), mesh_dim_names=("fsdp",))
+        cut = parallelize_module(Blocks(), other, {"blocks.0": ColwiseParallel()})
+        refused(lambda: shards(cut), r"'blocks.0.weight' is a DTensor over 'fsdp', with the placement Shard\(dim=0\)", "UNIMPLEMENTED")
         model = Blocks()
         engine = shards.trained(model)
         refused(lambda: parallelize_module(model, mesh, {"blocks.0": ColwiseParallel()}), r"'blocks.0.\w+' is read by .*parallelize.* before ebb.initialize")
@@ -361,12 +363,12 @@ PROVOCATIONS = {
     "several backwards through one forward": [several_backwards],
     "a forward whose backward is left out without `engine.drop()`": [left_out_backward],
     "two engines over one module": [two_engines],
-    "parameters that are integers (except bytes), complex numbers, 8-bit floating-point numbers or tensor subclasses": [strange_parameters],
+    "parameters that are integers (except bytes), complex numbers, 8-bit floating-point numbers or tensor subclasses other than DTensors": [strange_parameters],
     "parameters over one memory": [over_one_memory],
     "parameters that are added, removed, replaced, resized, tied, moved or cast after `initialize`": [changes, resized_vocabulary, added_adapter],
     "modules that write to their own parameters, such as `nn.Embedding(max_norm=)`": [own_writes],
     'options of `param_groups` other than "lr" and "weight_decay"': [other_options],
-    "tensor parallelism": [tensor_parallel],
+    'tensor parallelism after `initialize`, and DTensors over other dimensions of a mesh than "tp"': [tensor_parallel],
     "pipeline parallelism": [pipeline_parallel],
     "DDP, FSDP, DataParallel or accelerate's hooks around the model or inside it": [wrapped],
     "`torch.jit`": [scripted],

@@ -95,6 +95,8 @@ class DeepSpeedConfig:
         self.world_size = world
         self._given = given
         self.resolved = resolved(config_text(given), world)
+        if (ranks := self.resolved.get("ebb", {}).get("mesh", {}).get("tensor", 1)) > 1:
+            raise Error(f"{ranks} tensor ranks: through DeepSpeed's names every rank is data-parallel. ebb.initialize takes them", "UNIMPLEMENTED")
         self.train_batch_size = int(self.resolved["train_batch_size"])
         self.train_micro_batch_size_per_gpu = int(self.resolved["train_micro_batch_size_per_gpu"])
         self.gradient_accumulation_steps = int(self.resolved["gradient_accumulation_steps"])

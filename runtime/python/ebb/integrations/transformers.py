@@ -18,11 +18,14 @@ from typing import Any, Mapping
 
 import torch
 import transformers
+from accelerate.utils import recursively_apply
 from torch import nn
 
 from .._library import Error
+from .._blocks import tensor_ranks_of
 from .._making import initialize
 from .._model import Config, config_text
+from .._tensor_ranks import stated_ranks
 from .._world import meet
 from ..engine import Engine
 
@@ -36,22 +39,46 @@ meet()
 
 
 class Trainer(transformers.Trainer):
-    """transformers.Trainer with two more arguments, by keyword:
+    """transformers.Trainer with three more arguments, by keyword:
 
     ebb_config: DeepSpeed's JSON, a path or a dict; default: stage 3. TrainingArguments give the values for "auto" and for missing keys: batch
         size, accumulation, clipping, bf16 and fp16, the optimizer and its parameters, the steps of a schedule. If TrainingArguments
         contradict a value, that is an error.
     ebb_options: more keywords of ebb.initialize: units, example, resident, groups, weights, values_of_rank_0, threads, check.
 
+    tp_size: tensor ranks, which have the same samples; the JSON's "tensor_parallel.autotp_size" by another name. Default: those of the JSON, or of
+        the model's DTensors. Samplers divide by data ranks.
+
     `trainer.engine` exists after training or evaluation has begun. The optimizer is the engine's, and so is the schedule if the JSON has a
     "scheduler"."""
 
-    def __init__(self, *arguments: Any, ebb_config: Config | None = None, ebb_options: Mapping[str, Any] | None = None, **keywords: Any):
+    def __init__(self, *arguments: Any, ebb_config: Config | None = None, ebb_options: Mapping[str, Any] | None = None,
+                 tp_size: int | None = None, **keywords: Any):
         self.engine: Engine | None = None
         self._stated = {"zero_optimization": {"stage": 3}} if ebb_config is None else read_config(ebb_config)
         self._options = dict(ebb_options or {})
+        self._tensor_ranks = self._read_tensor_ranks(tp_size, keywords.get("model", arguments[0] if arguments else None))
         super().__init__(*arguments, **keywords)
         self._refuse()
+
+    def _read_tensor_ranks(self, given: int | None, model: nn.Module | None) -> int:
+        of_model = tensor_ranks_of(model) if model is not None else 1
+        stated = stated_ranks(self._stated)
+        if given is not None:
+            stated["tp_size"] = given
+        if of_model > 1:
+            stated["the model's DTensors"] = of_model
+        if len(set(stated.values())) > 1:
+            raise Error(f"tensor ranks: {', '.join(f'{name} says {number}' for name, number in stated.items())}: they must agree", "INVALID_ARGUMENT")
+        ranks = next(iter(stated.values()), 1)
+        if ranks > 1:
+            if torch.distributed.is_initialized() and torch.distributed.get_world_size() % ranks != 0:
+                raise Error(f"{ranks} tensor ranks do not divide {torch.distributed.get_world_size()} ranks", "INVALID_ARGUMENT")
+            self._stated.setdefault("tensor_parallel", {})["autotp_size"] = ranks
+        return ranks
+
+    def get_tp_size(self) -> int:
+        return self._tensor_ranks
 
     def _refuse(self) -> None:
         if self.optimizer is not None or self.lr_scheduler is not None or self.optimizer_cls_and_kwargs is not None:
@@ -69,7 +96,9 @@ class Trainer(transformers.Trainer):
     # What accelerate's backends do.
 
     def _build_accelerator_args(self, **keywords: Any) -> dict[str, Any]:
-        return {**super()._build_accelerator_args(**keywords), "mixed_precision": "no"}  # the JSON says the dtype: no autocast, no scaler
+        made = {**super()._build_accelerator_args(**keywords), "mixed_precision": "no"}  # the JSON says the dtype: no autocast, no scaler
+        made.pop("parallelism_config", None)  # of a model that was loaded with a tp_plan
+        return made
 
     def create_accelerator_and_postprocess(self) -> None:
         if self.args.n_gpu > 1:
@@ -78,6 +107,33 @@ class Trainer(transformers.Trainer):
         self.accelerator.prepare_model = self._prepare_model
         self.accelerator.backward = lambda loss, **options: self.engine.backward(loss)
         self.accelerator.clip_grad_norm_ = lambda *arguments, **options: None  # at the update, by "gradient_clipping"
+        if self._tensor_ranks > 1:
+            self._divide_by_data_ranks()
+
+    def _divide_by_data_ranks(self) -> None:
+        """Tensor ranks get the same samples, and what is gathered for metrics has each data rank's once."""
+        accelerator, ranks = self.accelerator, self._tensor_ranks
+        if accelerator.num_processes % ranks != 0:
+            raise Error(f"{ranks} tensor ranks do not divide {accelerator.num_processes} ranks", "INVALID_ARGUMENT")
+        shape = (accelerator.num_processes // ranks, ranks)
+        mesh = torch.distributed.device_mesh.init_device_mesh(self.args.device.type, shape, mesh_dim_names=("dp_shard", "tp"))
+        accelerator._prepare_device_mesh = lambda: mesh
+        gather_for_metrics, gather = accelerator.gather_for_metrics, accelerator.gather
+
+        def once(value: torch.Tensor) -> torch.Tensor:
+            return value.unflatten(0, (shape[0], ranks, -1))[:, 0].flatten(0, 1)
+
+        def for_metrics(values: Any, use_gather_object: bool = False) -> Any:
+            if use_gather_object:
+                raise Error("eval_use_gather_object is not supported with tensor ranks", "UNIMPLEMENTED")
+            accelerator.gather = lambda inner: recursively_apply(once, gather(inner))
+            try:
+                return gather_for_metrics(values)
+            finally:
+                accelerator.gather = gather
+
+        accelerator.gather_for_metrics = for_metrics
+        self.gather_function = for_metrics
 
     def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
         """Does nothing, because the engine puts parameters where the JSON says."""
@@ -105,7 +161,7 @@ class Trainer(transformers.Trainer):
             self.engine = None
         if self.engine is not None:
             return
-        settings = filled(self._stated, self.args, self.state.max_steps or self.args.max_steps)
+        settings = filled(self._stated, self.args, self.state.max_steps or self.args.max_steps, self._tensor_ranks)
         options = dict(self._options)
         if "optimizer" not in self._stated and self.args.weight_decay != 0 and "groups" not in options:
             decayed = set(self.get_decay_parameter_names(self.model))
@@ -221,7 +277,7 @@ def _given(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return {name: value for name, value in made.items() if value is not None}
 
 
-def filled(stated: Mapping[str, Any], args: transformers.TrainingArguments, steps: int) -> dict[str, Any]:
+def filled(stated: Mapping[str, Any], args: transformers.TrainingArguments, steps: int, tensor_ranks: int = 1) -> dict[str, Any]:
     """The configuration, with values of `args` for "auto" and for missing keys. `steps`: of the whole run; 0 or less: not known.
     Raises if the two contradict each other, and names all such keys."""
     made = copy.deepcopy(dict(stated))
@@ -234,7 +290,7 @@ def filled(stated: Mapping[str, Any], args: transformers.TrainingArguments, step
     if "optimizer" not in made:
         made["optimizer"] = _optimizer_of(args)
     contradictions = []
-    values = _values(args, steps)
+    values = _values(args, steps, tensor_ranks)
     for key, (value, argument) in values.items():
         *path, last = key.split(".")
         node = made
@@ -269,14 +325,14 @@ def _other_schedule(scheduler: Mapping[str, Any], args: transformers.TrainingArg
     return found
 
 
-def _values(args: transformers.TrainingArguments, steps: int) -> dict[str, tuple[Any, str | None]]:
+def _values(args: transformers.TrainingArguments, steps: int, tensor_ranks: int) -> dict[str, tuple[Any, str | None]]:
     """For each key the value of TrainingArguments, and the name of the argument if both must agree."""
     known = steps > 0
     each = args.per_device_train_batch_size * args.gradient_accumulation_steps
     return {
         "train_micro_batch_size_per_gpu": (args.per_device_train_batch_size, "per_device_train_batch_size"),
         "gradient_accumulation_steps": (args.gradient_accumulation_steps, "gradient_accumulation_steps"),
-        "train_batch_size": (each * args.world_size, "ranks x accumulation x per_device_train_batch_size"),
+        "train_batch_size": (each * args.world_size // tensor_ranks, "data ranks x accumulation x per_device_train_batch_size"),
         "gradient_clipping": (args.max_grad_norm, "max_grad_norm"),
         "optimizer.params.lr": (args.learning_rate, "learning_rate"),
         "optimizer.params.betas": ([args.adam_beta1, args.adam_beta2], "adam_beta1, adam_beta2"),
