@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from .. import schedules
+from .._fixed import engine_with
 from .._library import Error
 from .._making import initialize as shard
 from .._reports import Report
@@ -300,8 +301,9 @@ class DeepSpeedEngine(Facts, Saving, nn.Module):
 
     def _update_alone(self) -> int:
         """Without counters and the schedule, as DeepSpeed's optimizer.step(). Returns the number of backwards before it."""
-        if not self.is_gradient_accumulation_boundary():
-            raise Error("optimizer.step() between the micro-batches of a step: call engine.step(), which updates at the last one")
+        if not self.is_gradient_accumulation_boundary() and not self._config.updates_anywhere:
+            raise Error("optimizer.step() between the micro-batches of a step: call engine.step(), which updates at the last one. DeepSpeed has the "
+                        "gradients here only at stage 3 without offload_optimizer", "UNIMPLEMENTED")
         backwards = self.ebb.backwards
         self.ebb.step(now=True)
         self._scaled_here, self._reported, self._has_report = 0, None, True
@@ -484,8 +486,7 @@ class DeepSpeedEngine(Facts, Saving, nn.Module):
 
 def _whole(model: nn.Module) -> nn.Module:
     """The model with its values. An engine that has it already ends here."""
-    before = model.__dict__.get("_ebb_engine")
-    engine = before() if before is not None else None
+    engine = engine_with(model)
     if engine is not None:
         engine.close(keep_values=True)
     return model
