@@ -1,6 +1,7 @@
 """What programs do beside training: they evaluate, fail, have several engines, and ask."""
 
 import copy
+import io
 import logging
 
 import loops
@@ -17,6 +18,16 @@ def _batches(steps, each=1):
 
     world = ebb.world()
     return [of_step[world.rank * each :][:each] for of_step in training.vector_batches(steps, each * world.size)]
+
+
+@on_one
+def test_the_log_of_deepspeed_says_which_of_the_two_runs():
+    logger, said = loops.deepspeed().utils.logger, io.StringIO()
+    handler = logging.StreamHandler(said)
+    logger.addHandler(handler)
+    loops.begin(training.mlp()).destroy()
+    logger.removeHandler(handler)
+    assert "DeepSpeed info: " in said.getvalue() and "Ebb" in said.getvalue()
 
 
 @both

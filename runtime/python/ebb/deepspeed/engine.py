@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from .. import schedules
+from .. import __version__, schedules
 from .._fixed import engine_with
 from .._library import Error
 from .._making import initialize as shard
@@ -20,7 +20,7 @@ from .._reports import Report
 from .._units import units_with
 from .._world import meet
 from ..engine import Engine
-from . import comm, optimizers, small_names, zero
+from . import VERSION, comm, optimizers, small_names, zero
 from .config import DeepSpeedConfig, Facts, refuse_parallel
 from .dataloader import DeepSpeedDataLoader
 from .optimizers import DeepSpeedOptimizer, Groups
@@ -41,6 +41,7 @@ def initialize(
     assert model is not None, "deepspeed.initialize requires a model"
     refuse_parallel(mpu, mesh_param)
     comm.init_distributed(dist_init_required=dist_init_required, distributed_port=None)
+    small_names.log_dist(f"DeepSpeed info: names of version {VERSION}, which Ebb {__version__} runs", ranks=[0])
     engine = DeepSpeedEngine(
         args=args, model=model, optimizer=optimizer, model_parameters=model_parameters, training_data=training_data, lr_scheduler=lr_scheduler,
         mpu=mpu, collate_fn=collate_fn, config=_config_of(args, config if config is not None else config_params),
