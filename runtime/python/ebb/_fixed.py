@@ -21,10 +21,22 @@ def _is_wrapper(module: nn.Module) -> bool:
     return any(kind.__name__ in _WRAPPERS or kind.__name__.startswith("FSDP") for kind in type(module).__mro__)
 
 
+def engine_with(model: nn.Module) -> Any:
+    """The open Engine that has been made of `model`; None if there is none."""
+    engine = model.__dict__.get("_ebb_engine")
+    return engine() if engine is not None else None
+
+
+def engine_of(parameter: torch.Tensor) -> Any:
+    """The open Engine that has the parameter; None if there is none."""
+    name = getattr(parameter, "_ebb_name", None)
+    owner = name.owner() if name is not None and hasattr(name, "owner") else None
+    return engine_with(owner.model) if owner is not None else None
+
+
 def refuse(model: nn.Module) -> None:
     """Raises an error that names what cannot be sharded."""
-    engine = model.__dict__.get("_ebb_engine")
-    if engine is not None and engine() is not None:
+    if engine_with(model) is not None:
         raise Error(f"{type(model).__name__} has an engine: close() it first", "ALREADY_EXISTS")
     if torch.is_inference_mode_enabled():
         raise Error("initialize under torch.inference_mode(): torch cannot train its tensors", "INVALID_ARGUMENT")

@@ -1,7 +1,8 @@
 """A parameter without a value has another class, so that torch asks this file about every operator that takes it, in any thread. Shapes and
 flags are given, and what would read the value is an error that names the parameter. Other tensors are as fast as before.
 
-  hidden      outside of its unit, and after close(). Its storage has no memory, so that what torch does not ask about is an error as well
+  hidden      outside of its unit, and after close(). Its storage has no memory, so that what torch does not ask about is an error as well. With
+              shows_values and one rank, a read between steps makes all parameters of the engine show their values
   stale       a resident parameter between step() and the next forward, with the value before the update
   taken       what stands in `.grad` for a gradient that the engine has taken, until the step ends
 
@@ -10,6 +11,7 @@ What is made from one of these without a copy, by `.data` or detach(), has such 
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import itertools
 import os
@@ -51,6 +53,7 @@ class Owner(Protocol):
     """The engine of a parameter that has no value."""
 
     def has_taken(self, name: str) -> bool: ...  # the gradient, in the open step
+    def brings_in(self) -> bool: ...  # whether parameters show their values between steps, which this call has made them do
     def makes_current(self) -> bool: ...  # whether residents have their new values, which one rank alone gets here: others may not come
     def fail(self, error: Error) -> None: ...  # ends the step that is open in this thread, perhaps of this rank alone, on every rank
 
@@ -81,6 +84,8 @@ class _Guard:
         first = arguments[0] if arguments else next(iter(keywords.values()), None)
         if what in ("__repr__", "__format__") and isinstance(first, _Guard) and (text := first._ebb_text()):
             return text
+        if what in _VIEWS and isinstance(first, Hidden) and first._ebb_shows() and _is_within(nn.Parameter.__new__):
+            return nn.Parameter(first)  # torch has asked for the class before
         if what not in HARMLESS and what not in _VIEWS and what not in _CONVERSIONS:
             writes = what in _WRITES or what.endswith("_") and not what.startswith("__")
             written = list(map(id, tensors_in(first))) if writes else ()
@@ -125,12 +130,24 @@ class _Guard:
 class Hidden(_Guard):
     __slots__ = ()
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return copy.deepcopy(self, memo) if self._ebb_shows() else super().__deepcopy__(memo)  # type: ignore[misc]
+
+    def _ebb_shows(self) -> bool:
+        """Whether it shows its value from here on, and has its own class again."""
+        owner = _owner(self)
+        return owner is not None and _parameter(self) is self and owner.brings_in()
+
     def _ebb_text(self) -> str:
         name = _name(self)
+        if self._ebb_shows():
+            return ""
         return f"<'{name}', {list(_shape(self))}, shows its value only while its unit runs: engine.gather('{name}')>"
 
     def _ebb_read(self, what: str) -> None:
         name = _name(self)
+        if self._ebb_shows():
+            return
         if _owner(self) is None:
             raise Error(
                 f"'{name}' is read by {what} after its engine was closed,{_where()}, and has no value: save before close(), or call "
@@ -145,6 +162,8 @@ class Hidden(_Guard):
 
     def _ebb_write(self, what: str) -> None:
         name = _name(self)
+        if self._ebb_shows():
+            return  # the engine's own look at writes has an error for it
         if _owner(self) is None:
             raise Error(
                 f"'{name}' has no memory to write to, because its engine was closed: load_state_dict(values, assign=True) gives the model values"
@@ -241,6 +260,8 @@ def _shape(value: torch.Tensor) -> torch.Size:
 
 def _of_property(function: Any, what: str, one: Any, *value: Any) -> Any:
     of = function.__self__.__name__
+    if of in VIEW_PROPERTIES and what == "__get__" and isinstance(one, Hidden) and one._ebb_shows():
+        return function(one)
     with as_plain():
         if of == "grad" and _parameter(one) is one and one.grad is None and _is_taken(one):
             if what == "__get__":

@@ -11,6 +11,7 @@ from typing import Any, Callable
 
 ABI = 1
 
+Rates = list[tuple[str, "float | None", "float | None"]]  # group, learning rate, weight decay; None: the configuration's
 CODES = (
     "OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS", "PERMISSION_DENIED",
     "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS",
@@ -100,6 +101,18 @@ class GroupOptions(Struct):
         ("struct_size", c_uint32), ("has_learning_rate", c_int32), ("has_weight_decay", c_int32), ("group", c_char_p),
         ("learning_rate", c_double), ("weight_decay", c_double),
     ]
+
+
+def group_options(rates: Rates) -> ctypes.Array[GroupOptions]:
+    return (GroupOptions * len(rates))(
+        *[
+            GroupOptions(
+                group=name.encode(), has_learning_rate=rate is not None, learning_rate=rate or 0.0,
+                has_weight_decay=decay is not None, weight_decay=decay or 0.0,
+            )
+            for name, rate, decay in rates
+        ]
+    )
 
 
 class StepOptions(Struct):

@@ -6,9 +6,9 @@ from typing import Any, Callable
 
 import torch
 
-from ._library import Error
+from ._library import Error, Rates
 from ._state import State
-from ._steps import Rates, Steps
+from ._steps import Steps
 from ._walk import Walk
 
 _ANY = 2**31 - 1
@@ -98,8 +98,8 @@ class OpenSteps:
 
     @property
     def shows_values(self) -> bool:
-        """Whether parameters show their values between steps too, without a copy and on each rank alone, at stages 0 to 2. step() then waits for
-        the updates."""
+        """Whether parameters show their values between steps too, without a copy and on each rank alone, at stages 0 to 2. With several ranks
+        step() then waits for the updates. With one, the first read after it does."""
         return self._steps.shows
 
     @shows_values.setter

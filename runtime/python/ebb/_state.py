@@ -34,6 +34,7 @@ class State:
         self.memory = memory
         self.steps = steps
         self.walk = walk
+        self.thread = threading.get_ident()
         self.members = Members(model)
         self.ids: dict[str, int] = {}
         self.parameters: dict[str, nn.Parameter] = {}
@@ -82,6 +83,13 @@ class State:
     def has_taken(self, name: str) -> bool:
         return name in self.steps.taken
 
+    def brings_in(self) -> bool:
+        if not self.steps.shows_when_read or self.memory.closed or self.is_suspended or threading.get_ident() != self.thread:
+            return False
+        with torch.no_grad(), as_plain():
+            self.steps.refresh_residents()
+        return True
+
     def makes_current(self) -> bool:
         if self.steps.is_stale and self.world.size == 1:
             with torch.no_grad(), as_plain():
@@ -99,7 +107,7 @@ class State:
     def gather(self, name: str, rank: int = -1, master: bool = False, state: str = "") -> torch.Tensor | None:
         """Collective: as Engine.gather(), by the engine's name. Local while the parameter shows its value between steps."""
         slots, i = self.slots[name]
-        if slots.stays and not master and not state and not is_dtensor(self.parameters[name]):
+        if not master and not state and not is_dtensor(self.parameters[name]) and (slots.stays or self.brings_in() and slots.stays):
             return slots.views[i].detach().to("cpu", copy=True) if rank in (-1, self.world.rank) else None
         self.between_forwards(checks_writes=False)  # of many parameters in turn
         if state == GRADIENT_NAME:
@@ -135,6 +143,7 @@ class State:
         """Collective: Engine.lend()."""
         before: dict[str, torch.Tensor] = {}
         names = list(names)
+        self.brings_in()  # what is read later would take the place of values that are lent
         for name in names:
             slots, i = self.slots[name]
             if i in slots.lent:

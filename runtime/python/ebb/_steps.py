@@ -15,12 +15,11 @@ import torch
 from . import _library
 from ._blocks import local_of, own_gradient, whole_of
 from ._hidden import as_plain
-from ._library import BACKWARD, FORWARD, GRADIENT, SHOW, Error, check, library
+from ._library import BACKWARD, FORWARD, GRADIENT, SHOW, Error, Rates, check, library
 from ._tensors import DTYPES, Memory, Slots, over
 from ._units import Unit
 from ._visits import Order, Visit
 
-Rates = list[tuple[str, "float | None", "float | None"]]  # group, learning rate, weight decay; None: the configuration's
 _FP16_SCALE_MAX = 2.0**15
 _COUNTS, _ROUNDS_MORE = 8, 8  # steps whose backwards say those of the next one; rounds of a step that has more
 LARGE_GRADIENT = 1 << 20  # bytes of a gradient that goes to the engine as it comes; smaller ones are worth no call of their own
@@ -124,6 +123,8 @@ class Steps:
         elif not self.in_evaluation:
             self._begin_evaluation()
             self._show_residents()
+            if self.shows_when_read:  # what runs may read a parameter of another unit
+                self._show_rest()
 
     def open(self, kind: int, visit: Visit) -> int:
         index = visit.unit.index
@@ -193,7 +194,7 @@ class Steps:
         self.counts.append(self.backwards)
         rates = self.rates()
         changed = rates if rates != self.given else []
-        options = _library.FinishOptions(gradient_scale=scale, groups=_group_options(changed), group_count=len(changed))
+        options = _library.FinishOptions(gradient_scale=scale, groups=_library.group_options(changed), group_count=len(changed))
         self.in_step = False
         self.backwards = self.counted = 0
         self.taken.clear()
@@ -329,15 +330,25 @@ class Steps:
         for slots in self.slots:
             slots.check()
 
+    @property
+    def shows_when_read(self) -> bool:
+        """Whether parameters show their values between steps only from the first read on. Several ranks show them after each step, because one of
+        them may read alone."""
+        return self.shows and self.ranks == 1 and not self.in_step
+
     def refresh_residents(self) -> None:
         """Collective, between steps: updates the values that parameters show."""
         if (self.residents or self.shows) and self.slots[0].views:
             self.begin(trains=False)
-            for unit in self.units if self.shows else ():
-                if not unit.keep_whole:
-                    self._show(unit)
-                    self.slots[unit.index].stays = True
+            if self.shows:
+                self._show_rest()
             self.finish_evaluation()
+
+    def _show_rest(self) -> None:
+        for unit in self.units:
+            if not unit.keep_whole and not self.slots[unit.index].stays:
+                self._show(unit)
+                self.slots[unit.index].stays = True
 
     def hide_values(self) -> None:
         """Ends what refresh_residents() shows, before values change."""
@@ -409,7 +420,7 @@ class Steps:
         self.rounds = rounds or max(self.counts) if self.is_open else 0
         options = _library.StepOptions(
             may_leave_out=1, hold_updates=self.held, gradient_divisor=(1 if self.sums_ranks else self.data_ranks) if self.sums else 0, micro_batches=self.rounds,
-            rates_at_finish=self.takes_late_rates, groups=_group_options(self.given), group_count=len(self.given)
+            rates_at_finish=self.takes_late_rates, groups=_library.group_options(self.given), group_count=len(self.given)
         )
         check(library.ebb_step_begin(self.memory.handle, byref(options)))
         self.in_step, self.is_reduced = True, False
@@ -476,18 +487,6 @@ class Steps:
                 text = _library.error_text()
             self.clear_gradients()
         raise Error(f"'{unit.name}': {text}{advice}", _library.CODES[code])
-
-
-def _group_options(rates: Rates):
-    return (_library.GroupOptions * len(rates))(
-        *[
-            _library.GroupOptions(
-                group=name.encode(), has_learning_rate=rate is not None, learning_rate=rate or 0.0,
-                has_weight_decay=decay is not None, weight_decay=decay or 0.0,
-            )
-            for name, rate, decay in rates
-        ]
-    )
 
 
 def check_loss(loss: torch.Tensor) -> None:

@@ -147,7 +147,7 @@ class Engine(OpenSteps):
             self._walk.forget()
         self._finished += 1
         self._settle_order()
-        if steps.shows:
+        if steps.shows and not steps.shows_when_read:
             steps.refresh_residents()
         if self.optimizer is not None:
             self.optimizer._opt_called = True  # torch's schedulers warn without it

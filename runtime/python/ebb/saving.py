@@ -247,6 +247,20 @@ def write_shapes(model: nn.Module, file: str | os.PathLike[str]) -> None:
         out.truncate(len(header) + sum(parameter.nbytes for _, parameter in tensors))
 
 
+def replace_text(path: Path, text: str, unfinished: Path | None = None) -> None:
+    """Replaces a file by way of the file `unfinished`, by default .NAME.part, so that it has the old text or all of the new one."""
+    unfinished = unfinished or path.with_name(f".{path.name}.part")
+    _write(unfinished, text)
+    os.replace(unfinished, path)
+
+
+def _write(path: Path, text: str) -> None:
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
 class _Writer:
     """Writes `folder`/`stem`.safetensors, or several files and their index. The files get their names when all of them are written. A
     reader that begins at any moment finds the earlier model or the new one: it takes one file before an index, and only files that the
@@ -306,12 +320,6 @@ class _Writer:
             self.file.close()
             self.file = None
 
-    def _write(self, path: Path, text: str) -> None:
-        with open(path, "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-
     def _name(self, name: str) -> None:
         os.replace(self._unfinished(name), self.folder / name)
 
@@ -329,16 +337,14 @@ class _Writer:
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
             earlier.unlink(missing_ok=True)  # it is damaged, or the file system has no links: better no model than a mixed one
             return
-        described_anew = self._unfinished(f"earlier-{index}")
-        self._write(described_anew, json.dumps(described))
-        os.replace(described_anew, earlier)
+        replace_text(earlier, json.dumps(described), self._unfinished(f"earlier-{index}"))
 
     def finish(self) -> None:
         """Names the files, and removes those of an earlier call."""
         self._close()
         index = f"{self.stem}.safetensors.index.json"
         if self.index is not None:
-            self._write(self._unfinished(index), json.dumps(self.index, indent=2, sort_keys=True) + "\n")
+            _write(self._unfinished(index), json.dumps(self.index, indent=2, sort_keys=True) + "\n")
             self._keep_earlier(index)
         for name in self.names:
             self._name(name)

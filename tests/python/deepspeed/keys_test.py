@@ -9,6 +9,7 @@ _OFF = {"enabled": False}
 _ON = {"enabled": True}
 _QUANTIZED = {"weight_quantization": {"shared_parameters": {"enabled": True}}}
 TAKEN = {  # what loops.config() gets, beside its own keys
+    "names with a dot": {"zero_optimization.reduce_bucket_size": 4096, "zero_optimization.stage3_param_persistence_threshold": 640},
     "removed keys, off": {
         "compression_training": {}, "quantize_training": _OFF, "eigenvalue": _OFF, "sparse_attention": None, "elasticity": _OFF, "amp": _OFF,
         "curriculum_learning": _OFF, "progressive_layer_drop": _OFF, "sparse_gradients": False, "graph_harvesting": False, "nebula": _OFF,

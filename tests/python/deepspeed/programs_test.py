@@ -1,6 +1,7 @@
 """What programs do beside training: they evaluate, fail, have several engines, and ask."""
 
 import copy
+import io
 import logging
 
 import loops
@@ -17,6 +18,16 @@ def _batches(steps, each=1):
 
     world = ebb.world()
     return [of_step[world.rank * each :][:each] for of_step in training.vector_batches(steps, each * world.size)]
+
+
+@on_one
+def test_the_log_of_deepspeed_says_which_of_the_two_runs():
+    logger, said = loops.deepspeed().utils.logger, io.StringIO()
+    handler = logging.StreamHandler(said)
+    logger.addHandler(handler)
+    loops.begin(training.mlp()).destroy()
+    logger.removeHandler(handler)
+    assert "DeepSpeed info: " in said.getvalue() and "Ebb" in said.getvalue()
 
 
 @both
@@ -428,8 +439,6 @@ def test_a_schedule_without_its_optimizer_is_deepspeeds_assertion():
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 @on_one
 def test_the_step_of_the_optimizer_updates_and_counts_nothing(stage):
-    import ebb
-
     model, plain = loops.pair()
     halves = lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
     engine = loops.begin(model, loops.config(stage, accumulate=2), lr_scheduler=halves)
@@ -442,8 +451,6 @@ def test_the_step_of_the_optimizer_updates_and_counts_nothing(stage):
     for of_step in batches:
         engine.set_gradient_accumulation_boundary(False)
         engine.backward(training.squared_error(engine, of_step[0]))
-        with pytest.raises(ebb.Error, match="between the micro-batches of a step: call engine.step"):
-            engine.optimizer.step()
         engine.set_gradient_accumulation_boundary(True)
         engine.backward(training.squared_error(engine, of_step[1]))
         engine.optimizer.step()
@@ -453,6 +460,50 @@ def test_the_step_of_the_optimizer_updates_and_counts_nothing(stage):
     values = engine.module_state_dict()
     for name, value in plain.state_dict().items():
         assert torch.allclose(values[name], value, atol=1e-6), name
+    engine.destroy()
+
+
+@both
+@on_ranks
+def test_at_stage_3_the_optimizer_steps_between_micro_batches_with_the_gradients_so_far():
+    model, plain = loops.pair()
+    engine = loops.begin(model, loops.config(accumulate=3))
+    other = loops.adamw(plain.parameters())
+    ranks = engine.world_size
+    for number, of_step in enumerate(training.vector_batches(4, 3 * ranks)):
+        mine = of_step[engine.global_rank * 3 :][:3]
+        for micro in range(3):
+            engine.backward(training.squared_error(engine, mine[micro]))
+            if number % 2 == 0 and micro == 0:  # the gradients after it begin anew
+                engine.optimizer.step()
+            engine.step()
+        firsts, rest = of_step[::3], [batch for at, batch in enumerate(of_step) if at % 3]
+        for batches in (firsts, rest) if number % 2 == 0 else (of_step,):
+            for batch in batches:
+                (training.squared_error(plain, batch) / 3 / ranks).backward()
+            torch.nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
+            other.step()
+            other.zero_grad()
+    assert (engine.global_steps, engine.micro_steps) == (4, 12)
+    for name, value in engine.module_state_dict().items():
+        assert torch.allclose(value, plain.state_dict()[name], atol=1e-6), name
+    engine.destroy()
+
+
+@pytest.mark.parametrize("zero", [{"stage": stage} for stage in (0, 1, 2)] + [{"stage": 3, "offload_optimizer": {"device": "cpu"}}])
+@on_one
+def test_where_deepspeed_lacks_gradients_between_micro_batches_the_optimizer_does_not_step(zero):
+    import ebb
+
+    engine = loops.begin(training.mlp(), loops.config(accumulate=2, zero=zero))
+    (of_step,) = training.vector_batches(1, 2)
+    engine.backward(training.squared_error(engine, of_step[0]))
+    with pytest.raises(ebb.Error, match="between the micro-batches of a step: call engine.step"):
+        engine.optimizer.step()
+    engine.step()
+    engine.backward(training.squared_error(engine, of_step[1]))
+    engine.step()
+    assert engine.global_steps == 1
     engine.destroy()
 
 

@@ -1,7 +1,10 @@
 """Models that are made within zero.Init, and single values of an engine's state."""
 
+import contextlib
+import copy
 import ctypes
 import gc
+import io
 import os
 
 import loops
@@ -270,11 +273,84 @@ def test_below_stage_3_parameters_show_their_values_between_steps(stage, dtype):
     engine.destroy()
 
 
+def _pickled(tensor):
+    file = io.BytesIO()
+    torch.save(tensor, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+_READS = [
+    lambda one: one.data, lambda one: one.detach(), lambda one: one.clone(), lambda one: one.view(-1).view(one.shape), lambda one: one.T.T,
+    lambda one: one.to(torch.float64).float(), lambda one: torch.as_tensor(one.tolist()), lambda one: torch.from_numpy(one.detach().numpy()),
+    lambda one: torch.lerp(torch.zeros(()), one, 1.0), lambda one: torch._foreach_add([one], 0.0)[0], lambda one: torch.nn.Parameter(one), _pickled,
+    copy.deepcopy, lambda one: torch.from_dlpack(one.detach()), lambda one: torch.stack([one])[0], lambda one: one[:],
+]
+
+
 @on_one
-def test_a_write_to_a_shown_value_is_an_error():
+def test_each_way_to_read_a_parameter_brings_its_value_in():
+    model, plain = loops.pair()
+    engine = loops.begin(model, loops.config(1))
+    other = loops.adamw(plain.parameters())
+    (of_step,) = training.vector_batches(1, 1)
+    loops.train(engine, [of_step])  # the order of units is learned, and all values are placed again
+    loops.train_with_torch(plain, [of_step], other)
+    for read in _READS:
+        loops.train(engine, [of_step])
+        loops.train_with_torch(plain, [of_step], other)
+        assert not any(slots.stays for slots in engine.ebb._slots)  # nobody has looked
+        value = read(model[2].weight)
+        assert type(model[2].weight) is torch.nn.Parameter and torch.allclose(value, plain[2].weight, atol=1e-5)
+        assert "no value" not in repr(model[0].weight) and torch.allclose(model[0].weight, plain[0].weight, atol=1e-5)
+    engine.destroy()
+
+
+@on_one
+def test_values_are_brought_in_where_they_are_needed_and_no_read_disturbs_others():
+    import ebb
+
+    deepspeed = loops.deepspeed()
+    model, plain = loops.pair()
+    engine = loops.begin(model, loops.config(2))
+    other = loops.adamw(plain.parameters())
+    batches = training.vector_batches(4, 1)
+    step = lambda at: (loops.train(engine, [batches[at]]), loops.train_with_torch(plain, [batches[at]], other))
+    step(0)
+    with deepspeed.zero.GatheredParameters(model[2].weight, modifier_rank=0):
+        model[2].weight.data.fill_(2)
+        assert "0." in repr(model[0].weight) and set(model[2].weight.flatten().tolist()) == {2}  # a read beside it
+    assert set(model[2].weight.flatten().tolist()) == {2}
+    with torch.no_grad():
+        plain[2].weight.fill_(2)
+    step(1)
+    with torch.no_grad():  # an evaluation that reads what another module has
+        x = batches[1][0][0]
+        assert torch.allclose(engine(x) + model[0].weight.sum(), plain(x) + plain[0].weight.sum(), atol=1e-5)
+    step(2)
+    average = [copy.deepcopy(one) for one in model.parameters()]
+    assert all(torch.allclose(one, other, atol=1e-5) for one, other in zip(average, plain.parameters()))
+    loss = training.squared_error(engine, batches[3][0])
+    with pytest.raises(ebb.Error, match="'0.weight' is read by"):  # within a step it has none
+        model[0].weight.sum()
+    with contextlib.suppress(ebb.Error):
+        engine.backward(loss)
+    engine.optimizer.zero_grad()
+    step(3)
+    engine.destroy()
+    with pytest.raises(ebb.Error, match="after its engine was closed"):
+        model[0].weight.sum()
+
+
+@pytest.mark.parametrize("looks_first", [False, True])
+@on_one
+def test_a_write_to_a_shown_value_is_an_error(looks_first):
     import ebb
 
     engine = loops.begin(training.mlp(), loops.config(2))
+    loops.train(engine, training.vector_batches(1, 1))
+    if looks_first:
+        assert engine.module[0].weight.norm() > 0
     with torch.no_grad():
         engine.module[0].weight.add_(1)
     with pytest.raises(ebb.Error, match="has written to '0.weight'"):

@@ -65,7 +65,9 @@ class DeepSpeedConfig:
     def __init__(self, config: Any, mpu: Any = None, mesh_device: Any = None, world: int | None = None):
         refuse_parallel(mpu, mesh_device)
         self._param_dict = read(config)
-        given = copy.deepcopy(self._param_dict)
+        for name in [name for name in self._param_dict if "." in name]:  # TRL gives a model of reference such ones
+            log.info('"%s": one name with a dot in it has no meaning, as in DeepSpeed', name)
+        given = {name: copy.deepcopy(value) for name, value in self._param_dict.items() if "." not in name}
         self.optimizer = self._named(given.pop("optimizer", None))
         self.scheduler = self._named(given.pop("scheduler", None))
         managed = given.pop("managed_gradient_accumulation", True)
@@ -125,6 +127,12 @@ class DeepSpeedConfig:
         zero = self._param_dict.get("zero_optimization")
         names = ("gather_16bit_weights_on_model_save", "stage3_gather_16bit_weights_on_model_save", "stage3_gather_fp16_weights_on_model_save")
         return isinstance(zero, dict) and any(zero.get(name) is True for name in names)
+
+    @property
+    def updates_anywhere(self) -> bool:
+        """Whether DeepSpeed's optimizer.step() finds the gradients so far between boundaries, too."""
+        offload = self.resolved.get("zero_optimization", {}).get("offload_optimizer") or {}
+        return self.zero_optimization_stage == 3 and offload.get("device", "none") == "none"
 
     def for_engine(self, backwards: int) -> dict[str, Any]:
         """`backwards`: of a step, at most."""

@@ -12,14 +12,15 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from .. import schedules
+from .. import __version__, schedules
+from .._fixed import engine_with
 from .._library import Error
 from .._making import initialize as shard
 from .._reports import Report
 from .._units import units_with
 from .._world import meet
 from ..engine import Engine
-from . import comm, optimizers, small_names, zero
+from . import VERSION, comm, optimizers, small_names, zero
 from .config import DeepSpeedConfig, Facts, refuse_parallel
 from .dataloader import DeepSpeedDataLoader
 from .optimizers import DeepSpeedOptimizer, Groups
@@ -40,6 +41,7 @@ def initialize(
     assert model is not None, "deepspeed.initialize requires a model"
     refuse_parallel(mpu, mesh_param)
     comm.init_distributed(dist_init_required=dist_init_required, distributed_port=None)
+    small_names.log_dist(f"DeepSpeed info: names of version {VERSION}, which Ebb {__version__} runs", ranks=[0])
     engine = DeepSpeedEngine(
         args=args, model=model, optimizer=optimizer, model_parameters=model_parameters, training_data=training_data, lr_scheduler=lr_scheduler,
         mpu=mpu, collate_fn=collate_fn, config=_config_of(args, config if config is not None else config_params),
@@ -300,8 +302,9 @@ class DeepSpeedEngine(Facts, Saving, nn.Module):
 
     def _update_alone(self) -> int:
         """Without counters and the schedule, as DeepSpeed's optimizer.step(). Returns the number of backwards before it."""
-        if not self.is_gradient_accumulation_boundary():
-            raise Error("optimizer.step() between the micro-batches of a step: call engine.step(), which updates at the last one")
+        if not self.is_gradient_accumulation_boundary() and not self._config.updates_anywhere:
+            raise Error("optimizer.step() between the micro-batches of a step: call engine.step(), which updates at the last one. DeepSpeed has the "
+                        "gradients here only at stage 3 without offload_optimizer", "UNIMPLEMENTED")
         backwards = self.ebb.backwards
         self.ebb.step(now=True)
         self._scaled_here, self._reported, self._has_report = 0, None, True
@@ -484,8 +487,7 @@ class DeepSpeedEngine(Facts, Saving, nn.Module):
 
 def _whole(model: nn.Module) -> nn.Module:
     """The model with its values. An engine that has it already ends here."""
-    before = model.__dict__.get("_ebb_engine")
-    engine = before() if before is not None else None
+    engine = engine_with(model)
     if engine is not None:
         engine.close(keep_values=True)
     return model

@@ -6,6 +6,7 @@ import glob
 import io
 import logging
 import os
+import pathlib
 import shutil
 from typing import Any, Callable, Mapping
 
@@ -13,6 +14,7 @@ import torch
 
 from .. import checkpoint
 from .._library import Error
+from ..saving import replace_text
 from . import comm
 from .zero_to_fp32 import MODEL_STATES, OF_MODEL, OPTIMIZER_STATES, SCRIPT, tag_in
 
@@ -49,12 +51,7 @@ class Saving:
         if self.global_rank == 0:
             self._write_for_others(save_dir, folder, kept["client_state"])
         if self.global_rank == 0 and save_latest:
-            part = os.path.join(save_dir, ".latest.part")
-            with open(part, "w", encoding="utf-8") as file:
-                file.write(tag)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(part, os.path.join(save_dir, "latest"))
+            replace_text(pathlib.Path(save_dir, "latest"), tag)
         comm.barrier()
         return True
 

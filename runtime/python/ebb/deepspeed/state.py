@@ -8,10 +8,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from .._fixed import engine_of
 from .._host_file import exchanged
 from .._library import Error
 from ..engine import Engine
-from .zero import elements_of_part, engine_of
+from .zero import elements_of_part
 
 _MASTER, _GRADIENT = "", "gradient"
 

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from .._fixed import engine_of
 from .._host_file import HostFile, HostValue
 from ..engine import Engine
 from . import comm
@@ -166,14 +167,6 @@ def _current(parameter: nn.Parameter) -> HostValue:
 def zero_wrapper_for_fp_tensor_constructor(constructor: Any, *arguments: Any, **keywords: Any) -> Any:
     """transformers replaces it while it makes a model. Constructors of tensors are left alone here."""
     return constructor
-
-
-def engine_of(parameter: torch.Tensor) -> Engine | None:
-    """The open engine that has the parameter."""
-    name = getattr(parameter, "_ebb_name", None)
-    owner = name.owner() if name is not None and hasattr(name, "owner") else None
-    engine = owner.model.__dict__.get("_ebb_engine") if owner is not None else None
-    return engine() if engine is not None else None
 
 
 class GatheredParameters:
