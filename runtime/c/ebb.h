@@ -327,8 +327,8 @@ int32_t ebb_read_parameter(ebb_engine*, int32_t parameter, int32_t state, const 
                            ebb_sink, void* user);
 int32_t ebb_write_parameter(ebb_engine*, int32_t parameter, int32_t state, const char* name,
                             ebb_fill, void* user);
-/* Collective: gives a whole parameter, in order, to rank `root`, or to all ranks (-1). If it has a
- * split, its blocks come one after the other. `state`: EBB_MASTER or EBB_PARAMETER. The second takes what ebb_read_parameter reads. */
+/* Collective: gives a whole parameter, in order, to rank `root`, or to all ranks (-1). `state`:
+ * EBB_MASTER or EBB_PARAMETER. The second takes what ebb_read_parameter reads. */
 int32_t ebb_gather(ebb_engine*, int32_t parameter, int32_t state, int32_t root, ebb_sink,
                    void* user);
 int32_t ebb_gather_state(ebb_engine*, int32_t parameter, int32_t state, const char* name,

@@ -314,7 +314,7 @@ absl::Status AgreeOnInitialValues(const HostLane& lane, const ModelSpec& model, 
     const ParameterSpec& parameter = model.parameters[p];
     float first[4] = {};
     const int64_t count = std::min<int64_t>(std::ssize(first), Elements(ShownShape(parameter)));
-    // Of a parameter with a split, of what this rank has: its initialiser may know no more.
+    // A parameter with a split is compared where this rank has it: its initialiser may know no more.
     const absl::Status filled = ForEachSlice(
         model, static_cast<ParameterId>(p), 0, count, [&](const Slice& slice, int64_t local) {
           return parameter.init(
