@@ -123,10 +123,12 @@ TEST(TensorSplit, StagesAndTiersChangeNoBit) {
 // Whole parameters, under clipping, on each tensor rank.
 TEST(TensorSplit, ReplicasAreEqualAfterManySteps) {
   constexpr int kTensor = 3, kData = 2;
+  Config config = TensorConfig(2, kTensor);
+  config.ebb.shard_group = 1;  // each data rank has all states
   std::vector<Vector> replicas(kTensor * kData);
   OnThreads(kTensor * kData, [&](World world) -> absl::Status {
-    EBB_ASSIGN_OR_RETURN(Engine engine, Engine::Create(world, Device::Cpu(1), TensorModel(),
-                                                       TensorConfig(2, kTensor)));
+    EBB_ASSIGN_OR_RETURN(Engine engine,
+                         Engine::Create(world, Device::Cpu(1), TensorModel(), config));
     TensorTrainer trainer(engine);
     for (int step = 0; step < 50; ++step) EBB_RETURN_IF_ERROR(trainer.Train(step));
     return engine.Read(StateClass::kMaster, [&](const Slice& slice, std::span<const float> values) {
