@@ -76,7 +76,7 @@ case $what in
     pip=("$work/environment/bin/python" -m pip --disable-pip-version-check)
     "${pip[@]}" install --quiet --no-deps "${others[@]:1}" wheel
     library=$(apt-cache --names-only search '^libaio1(t64)?$' | cut -d' ' -f1 | head -1)
-    (cd "$work" && apt-get download --quiet libaio-dev "$library" >/dev/null)
+    (cd "$work" && apt-get -o APT::Sandbox::User=root download --quiet libaio-dev "$library" >/dev/null)
     for package in "$work"/libaio*.deb; do dpkg -x "$package" "$work/libaio"; done
     cp "$work/libaio/usr/include/libaio.h" "$wheels/"
     cp "$(find "$work/libaio" -name 'libaio.so.1*' -type f | head -1)" "$wheels/libaio.so.1"

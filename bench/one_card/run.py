@@ -17,6 +17,7 @@ that it cannot run on this device."""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import pathlib
@@ -45,6 +46,11 @@ class Table:
     def __init__(self, folder: pathlib.Path):
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
+        self.lock = open(folder / "lock", "w")
+        try:
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            sys.exit(f"run.py: another run.py writes into {folder}, and rows of one would be lost: wait for it, or give another --output")
         self.path = folder / "one_card.json"
         kept = json.loads(self.path.read_text()) if self.path.exists() else {}
         self.entries: dict[str, dict[str, Any]] = kept.get("rows", {})
