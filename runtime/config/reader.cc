@@ -124,7 +124,7 @@ class Reader {
     Say(shown, value, is_rows_name ? "literally" : "not read", &key);
   }
 
-  // Compares two names of one key, both with a value.
+  // Two names of one key, each with a value, must agree.
   void CompareSecond(const Key& key, const std::string& shown, const Json& value,
                      const Given& first) {
     if (!IsAuto(key, value) && !Check(key, value, shown, problems_)) return;

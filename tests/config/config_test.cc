@@ -498,5 +498,13 @@ TEST(Config, NullCountsAsNotGiven) {
   EXPECT_EQ(config, Config());
 }
 
+TEST(Config, TensorRanksHaveDeepSpeedsNameToo) {
+  const auto tensor = [](const std::string& json) { return Read(json).ebb.mesh.tensor; };
+  EXPECT_EQ(tensor(R"({"tensor_parallel": {"autotp_size": 2}})"), 2);
+  EXPECT_EQ(tensor(R"({"tensor_parallel": {"autotp_size": 0}})"), 1);
+  EXPECT_EQ(tensor(R"({"tensor_parallel": {"autotp_size": 2}, "ebb": {"mesh": {"tensor": 2}}})"),
+            2);
+}
+
 }  // namespace
 }  // namespace ebb::config_test

@@ -292,7 +292,7 @@ absl::Status AgreeOnBlocks(const HostLane& lane, const ModelSpec& model,
   for (size_t r = ranks; r < all.size(); ++r) {
     const auto [own, first] = std::ranges::mismatch(all[r], all[r % ranks]);
     if (own == all[r].end()) continue;
-    const size_t at = parameters[static_cast<size_t>(own - all[r].begin())];
+    const size_t at = parameters[own - all[r].begin()];
     return absl::FailedPreconditionError(absl::StrCat(
         "ranks create different engines: the initial value of ",
         lane.world.RankName(static_cast<int>(r)), " differs from ",
@@ -314,7 +314,7 @@ absl::Status AgreeOnInitialValues(const HostLane& lane, const ModelSpec& model, 
     const ParameterSpec& parameter = model.parameters[p];
     float first[4] = {};
     const int64_t count = std::min<int64_t>(std::ssize(first), Elements(ShownShape(parameter)));
-    // A parameter with a split is compared where this rank has it: its initialiser may know no more.
+    // This rank's block, where there is one: its initialiser may know no more.
     const absl::Status filled = ForEachSlice(
         model, static_cast<ParameterId>(p), 0, count, [&](const Slice& slice, int64_t local) {
           return parameter.init(

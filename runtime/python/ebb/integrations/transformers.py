@@ -110,6 +110,10 @@ class Trainer(transformers.Trainer):
         if self._tensor_ranks > 1:
             self._divide_by_data_ranks()
 
+    def _has_mixed_mesh_grads(self, model: nn.Module) -> bool:
+        """No: transformers would take the norm of gradients that the engine has taken, as it does for DTensors beside plain parameters."""
+        return False
+
     def _divide_by_data_ranks(self) -> None:
         """Tensor ranks get the same samples, and what is gathered for metrics has each data rank's once."""
         accelerator, ranks = self.accelerator, self._tensor_ranks
