@@ -1,6 +1,7 @@
 #include "ebb/runtime/planner/activations.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -61,10 +62,11 @@ absl::StatusOr<Activations> ActivationsOf(const Model& model, const Pass& pass) 
   if (pass.torch) return OfTorch(model, pass);
   const double tokens = static_cast<double>(pass.sequences) * static_cast<double>(pass.context),
                positions = pass.fused_attention ? 0 : static_cast<double>(pass.context),
-               element = SizeOf(pass.compute);
+               element = SizeOf(pass.compute), ranks = model.tensor_ranks;
   double kept = 0, kept_most = 0, scratch = 0, dequantized = 0;
   for (const ModelVisit& visit : model.visits) {
-    const double of_visit = element * (static_cast<double>(visit.kept) +
+    const double shared = pass.sequence_parallel ? static_cast<double>(visit.kept_whole) : 0,
+                 of_visit = element * (static_cast<double>(visit.kept) - shared * (1 - 1 / ranks) +
                                        static_cast<double>(visit.kept_a_position) * positions) +
                             static_cast<double>(visit.kept_bytes);
     dequantized = std::max(dequantized, element * static_cast<double>(visit.dequantized_most));
@@ -74,12 +76,14 @@ absl::StatusOr<Activations> ActivationsOf(const Model& model, const Pass& pass) 
         std::max(scratch, element * (static_cast<double>(visit.scratch) +
                                      static_cast<double>(visit.scratch_a_position) * positions));
   }
-  if (pass.whole_logits) scratch += (4 + element) * static_cast<double>(model.vocabulary);
+  if (pass.whole_logits)
+    scratch += (4 + element) * std::ceil(static_cast<double>(model.vocabulary) / ranks);
   const double rounds = static_cast<double>(pass.micro_batches_per_round);
   const double kept_bytes = tokens * (pass.recompute ? kept_most : kept * rounds),
                scratch_bytes = tokens * scratch + dequantized,
                batch_bytes = 8 * tokens * static_cast<double>(pass.micro_batches),
-               boundary = tokens * static_cast<double>(model.width) * element,
+               rows = pass.sequence_parallel ? std::ceil(tokens / ranks) : tokens,
+               boundary = rows * static_cast<double>(model.width) * element,
                boundaries = boundary * rounds * static_cast<double>(model.visits.size());
   if (kept_bytes + scratch_bytes + batch_bytes + boundaries > kBytesMax) return TooMany(pass);
   if (pass.own_activations >= 0)

@@ -21,6 +21,9 @@
 // The head computes its logits in chunks that fit in that scratch. A trainer with whole logits
 // (Pass::whole_logits) holds fp32 logits, and gradients of the compute dtype, beside the scratch.
 //
+// A tensor rank has its part of q, k, f and the heads. With Pass::sequence_parallel it also has only
+// its rows of w and of boundaries, but scratch, where all rows are gathered, stays.
+//
 // Pass::torch: a model of transformers under eager torch, with scaled_dot_product_attention. Its
 // boundaries are not the engine's. Bytes of a token in 16 bits, with h heads, as
 // ebb.count_activations counts them:

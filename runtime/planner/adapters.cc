@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <iterator>
+#include <optional>
 #include <set>
+#include <span>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -43,6 +45,22 @@ Sides SidesOf(const ModelTensor& tensor) {
   const auto& shape = tensor.shape;
   if (shape.size() == 3) return {shape[0], shape[1], shape[2]};
   return {1, shape[0], shape[1]};
+}
+
+// How tensor ranks share the adapters of a matrix. Of a matrix that is cut by rows B is, and each rank
+// has a term of A's gradient. Of one that is cut by columns it is the other way round.
+void Share(std::span<const ModelTensor> joined, ModelTensor& a, ModelTensor& b) {
+  const std::optional<Split>& first = joined.front().split;
+  if (!first) return;
+  const bool by_columns = first->dimension + 1 == std::ssize(joined.front().shape);
+  ModelTensor& cut = by_columns ? a : b;
+  cut.split = first;
+  (by_columns ? b : a).sums_gradient = true;
+  if (joined.size() == 1) return;
+  for (const ModelTensor& each : joined) {
+    cut.split->parts.push_back(each.shape[first->dimension]);
+    cut.split->multiple = std::min(cut.split->multiple, each.split->multiple);
+  }
 }
 
 // The modules to adapt, by our names; an error for a word that names none of the model's.
@@ -92,6 +110,7 @@ absl::StatusOr<Model> WithAdapters(Model model, const Adapters& adapters) {
     for (size_t i = 0; i < unit.tensors.size();) {
       const ModelTensor& tensor = unit.tensors[i];
       Sides sides = tensor.module.empty() ? Sides() : SidesOf(tensor);
+      const size_t begin = i;
       size_t end = i + 1;
       for (; end < unit.tensors.size() && unit.tensors[end].joins_previous; ++end)
         sides.rows += SidesOf(unit.tensors[end]).rows;
@@ -105,8 +124,14 @@ absl::StatusOr<Model> WithAdapters(Model model, const Adapters& adapters) {
       added.push_back(
           {.name = tensor.name + ".lora_A", .shape = shape(adapters.rank, sides.columns)});
       added.push_back({.name = tensor.name + ".lora_B", .shape = shape(sides.rows, adapters.rank)});
+      ModelTensor &a = *(added.end() - 2), &b = added.back();
+      Share({&unit.tensors[begin], end - begin}, a, b);
+      const auto of_rank = [&](int64_t side, const ModelTensor& adapter) {
+        const int ranks = adapter.split ? model.tensor_ranks : 1;
+        return static_cast<double>((side + ranks - 1) / ranks);
+      };
       const double rank = static_cast<double>(adapters.rank) * used(sides);
-      visit.products += rank * static_cast<double>(sides.rows + sides.columns);
+      visit.products += rank * (of_rank(sides.rows, b) + of_rank(sides.columns, a));
       visit.kept += static_cast<int64_t>(rank);
       visit.torch_kept += static_cast<int64_t>(rank);
     }

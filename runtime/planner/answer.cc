@@ -14,6 +14,7 @@
 #include "ebb/runtime/trace/timeline.h"
 #include "ebb/sharding/memory_model.h"
 #include "ebb/sharding/plan.h"
+#include "ebb/sharding/split.h"
 #include "ebb/sharding/state_pieces.h"
 
 namespace ebb::planner {
@@ -61,6 +62,7 @@ Peak PeakOf(const sharding::Plan& plan, const OpList& list,
 
 // The arguments with which an engine would be created.
 struct Resolved {
+  const Model* model = nullptr;  // of one of the config's tensor ranks
   Config config;
   Pass pass;
   ModelSpec spec;  // divided
@@ -73,13 +75,14 @@ struct Resolved {
 
 absl::StatusOr<Resolved> Resolve(const Question& question, const Answer& answer) {
   EBB_RETURN_IF_ERROR(answer.config.Validate());
-  if (answer.config.ebb.mesh.tensor > 1) {
-    return absl::UnimplementedError(
-        "\"ebb.mesh.tensor\": the planner does not plan tensor ranks, because its models do not "
-        "say which parameters are divided; leave the key out, and give the planner one tensor "
-        "rank's part of the model");
-  }
-  Resolved resolved{.config = {}, .pass = question.pass, .spec = {}};
+  const auto tensor = static_cast<int>(answer.config.ebb.mesh.tensor);
+  const Model* const model = question.model_over(tensor);
+  if (model == nullptr)
+    return absl::InvalidArgumentError(
+        absl::StrCat("\"ebb.mesh.tensor\" is ", tensor,
+                     ": of this model it is not known how tensor ranks share "
+                     "its parameters; give --model, --config-json or sizes"));
+  Resolved resolved{.model = model, .config = {}, .pass = question.pass, .spec = {}};
   EBB_ASSIGN_OR_RETURN(resolved.config, answer.config.ForWorld(question.ranks));
   Pass& pass = resolved.pass;
   pass.recompute = answer.choice.recompute;
@@ -87,8 +90,11 @@ absl::StatusOr<Resolved> Resolve(const Question& question, const Answer& answer)
   pass.micro_batches = resolved.config.gradient_accumulation_steps;
   pass.micro_batches_per_round = resolved.config.ebb.micro_batches_per_round;
   pass.compute = resolved.config.compute;
-  EBB_ASSIGN_OR_RETURN(ModelSpec spec, SpecOf(question.model, pass));
+  EBB_ASSIGN_OR_RETURN(ModelSpec spec, SpecOf(*model, pass));
+  // The first tensor rank has the largest blocks.
+  EBB_ASSIGN_OR_RETURN(spec, ebb::WithBlocks(std::move(spec), /*rank=*/0, tensor));
   EBB_ASSIGN_OR_RETURN(spec, WithMatrixGroups(std::move(spec), resolved.config));
+  if (tensor > 1) EBB_RETURN_IF_ERROR(CheckMatricesOverTensor(spec));
   resolved.spec = Divided(std::move(spec), resolved.config, /*own=*/nullptr);
   return resolved;
 }
@@ -100,11 +106,28 @@ struct PlannedStep {
   const OpList& later() const { return plan.carries_updates ? carrying : first; }
   sharding::Simulated simulated;
   sharding::Amounts rates;
+  double tensor_seconds = 0, tensor_bytes = 0;
 };
 
-double TokensOfStep(const Question& question, const Pass& pass) {
-  return question.ranks * static_cast<double>(pass.micro_batches) *
-         static_cast<double>(pass.tokens());
+double TokensOfStep(const Question& question, const Resolved& resolved) {
+  const Pass& pass = resolved.pass;
+  return question.data_ranks(resolved.model->tensor_ranks) *
+         static_cast<double>(pass.micro_batches) * static_cast<double>(pass.tokens());
+}
+
+// Adds what the layers exchange in a step.
+void AddExchanges(const Resolved& resolved, std::span<const sharding::KernelWork> work,
+                  const sharding::MachineCosts& costs, PlannedStep& step) {
+  if (resolved.model->tensor_ranks == 1) return;
+  const Pass& pass = resolved.pass;
+  const double rounds =
+      static_cast<double>(pass.micro_batches) / static_cast<double>(pass.micro_batches_per_round);
+  for (const sharding::KernelWork& visit : work) {
+    for (const sharding::TensorExchange* of : {&visit.forward_exchange, &visit.backward_exchange}) {
+      step.tensor_seconds += rounds * costs.SecondsOf(*of);
+      step.tensor_bytes += rounds * of->bytes;
+    }
+  }
 }
 
 // Nothing: it cannot have more than `enough` tokens a second.
@@ -116,7 +139,7 @@ absl::StatusOr<std::optional<PlannedStep>> StepOf(const Question& question,
   EBB_ASSIGN_OR_RETURN(step.plan, sharding::PlanStep(resolved.Inputs(question.ranks)));
   const Machine& machine = question.machine;
   const std::vector<sharding::KernelWork> work =
-      WorkOf(VisitsOf(question.model, resolved.spec), resolved.pass,
+      WorkOf(*resolved.model, VisitsOf(*resolved.model, resolved.spec), resolved.pass,
              {.flops = machine.flops_of_rank(question.ranks),
               .bytes = machine.gpu_memory_gb_s * 1e9,
               .launch = machine.launch_us * 1e-6});
@@ -124,10 +147,11 @@ absl::StatusOr<std::optional<PlannedStep>> StepOf(const Question& question,
       const sharding::MachineCosts costs,
       sharding::MachineCosts::Make(step.plan, machine.ForSimulation(question.ranks), work,
                                    /*caller_awaits_report=*/false));
+  AddExchanges(resolved, work, costs, step);
   step.first = sharding::ListOf(step.plan, /*carrying=*/false);
   const bool carries = step.plan.carries_updates;
   if (carries) step.carrying = sharding::ListOf(step.plan, /*carrying=*/true);
-  if (enough > 0 && TokensOfStep(question, resolved.pass) * kOverlap <=
+  if (enough > 0 && TokensOfStep(question, resolved) * kOverlap <=
                         enough * sharding::LeastSeconds(step.later(), costs))
     return std::nullopt;
   const OpList* const both[] = {&step.first, &step.later()};
@@ -147,6 +171,8 @@ absl::Status AddTime(const Question& question, const Resolved& resolved, Depth d
   const Pass& pass = resolved.pass;
   answer.memory = sharding::PredictMemory(step.plan.table.bytes);
   StepTime time;
+  time.tensor_seconds = step.tensor_seconds;
+  time.tensor_bytes = step.tensor_bytes;
   for (int r = 0; r < sharding::kResources; ++r) {
     const auto resource = static_cast<Resource>(r);
     time.moved[resource] = step.simulated.busy.resources[r] * step.rates[resource];
@@ -154,11 +180,12 @@ absl::Status AddTime(const Question& question, const Resolved& resolved, Depth d
   const double seconds = step.simulated.seconds_per_step,
                micro_batches = static_cast<double>(pass.micro_batches);
   if (seconds > 0) {
-    time.tokens_per_second = TokensOfStep(question, pass) / seconds;
-    time.flops_per_second = micro_batches * FlopsOf(question.model, pass) / seconds;
+    time.tokens_per_second = TokensOfStep(question, resolved) / seconds;
+    time.flops_per_second =
+        micro_batches * FlopsOf(question.model, pass) / resolved.model->tensor_ranks / seconds;
   }
   if (depth == Depth::kTimeAndPeak)
-    answer.peak = PeakOf(step.plan, step.later(), VisitsOf(question.model, resolved.spec), pass,
+    answer.peak = PeakOf(step.plan, step.later(), VisitsOf(*resolved.model, resolved.spec), pass,
                          answer.activations);
   time.simulated = std::move(step.simulated);
   time.simulated.spans.clear();
@@ -179,7 +206,7 @@ void SumUp(const Machine& machine, int ranks, Answer& answer) {
 
 absl::Status Fill(const Question& question, Depth depth, double enough, Answer& answer) {
   EBB_ASSIGN_OR_RETURN(const Resolved resolved, Resolve(question, answer));
-  EBB_ASSIGN_OR_RETURN(answer.activations, ActivationsOf(question.model, resolved.pass));
+  EBB_ASSIGN_OR_RETURN(answer.activations, ActivationsOf(*resolved.model, resolved.pass));
   EBB_ASSIGN_OR_RETURN(const sharding::Table table,
                        sharding::PlanTable(resolved.Inputs(question.ranks)));
   answer.memory = sharding::PredictMemory(table.bytes);
@@ -235,11 +262,44 @@ Choice ChoiceOf(const Config& config, bool recompute) {
           .parameters = config.zero.offload_param.device,
           .states = config.zero.offload_optimizer.device,
           .boundaries = config.activation_tier(),
-          .recompute = recompute};
+          .recompute = recompute,
+          .tensor = static_cast<int>(config.ebb.mesh.tensor)};
+}
+
+Config WithGathers(const Model& model, Config config) {
+  const Config defaults;
+  config.zero.prefetch_bucket_size =
+      std::max(defaults.zero.prefetch_bucket_size, 2 * model.largest_unit());
+  config.zero.max_live_parameters =
+      std::max(defaults.zero.max_live_parameters, 4 * model.largest_unit());
+  return config;
+}
+
+const Model* Question::model_over(int tensor) const {
+  if (tensor == 1) return &model;
+  const auto found = over_tensor.find(tensor);
+  return found == over_tensor.end() ? nullptr : &found->second;
+}
+
+std::vector<int> Question::possible_widths() const {
+  const int here = machine.ranks_per_host(ranks);
+  std::vector<int> possible;
+  for (const int width : widths) {
+    const bool is_one_of_several = widths.size() > 1;
+    if (ranks % width != 0 || (is_one_of_several && here % width != 0) ||
+        (is_one_of_several && sequences > 0 && data_ranks(width) > sequences))
+      continue;
+    possible.push_back(width);
+  }
+  return possible;
 }
 
 Config Question::With(const Choice& choice) const {
   Config changed = config;
+  const Model* const of_rank = model_over(choice.tensor);
+  if (choice.tensor != changed.ebb.mesh.tensor && sizes_gathers && of_rank != nullptr)
+    changed = WithGathers(*of_rank, std::move(changed));
+  changed.ebb.mesh.tensor = choice.tensor;
   changed.zero.stage = choice.stage;
   changed.zero.offload_param.device = choice.parameters;
   changed.zero.offload_optimizer.device = choice.states;
@@ -255,10 +315,20 @@ Config Question::With(const Choice& choice) const {
   return changed;
 }
 
-int64_t Question::sequences_of_rank() const {
-  return sequences % ranks == 0
-             ? sequences / ranks
-             : SequencesThatCutWell(static_cast<double>(sequences) / static_cast<double>(ranks));
+int64_t Question::sequences_of_rank(int tensor) const {
+  const int64_t parts = data_ranks(tensor);
+  return sequences % parts == 0
+             ? sequences / parts
+             : SequencesThatCutWell(static_cast<double>(sequences) / static_cast<double>(parts));
+}
+
+int64_t Question::sequences_of_step() const {
+  return sequences_of_rank(first_width()) * data_ranks(first_width());
+}
+
+int Question::first_width() const {
+  const std::vector<int> possible = possible_widths();
+  return possible.empty() ? widths.front() : possible.front();
 }
 
 int Question::hosts() const {

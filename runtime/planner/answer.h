@@ -3,8 +3,10 @@
 // executes.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -27,6 +29,7 @@ struct Choice {
   int stage = 0;
   Tier parameters = Tier::kDevice, states = Tier::kDevice, boundaries = Tier::kDevice;
   bool recompute = false;
+  int tensor = 1;  // ranks that share each layer
   friend bool operator==(const Choice&, const Choice&) = default;
 };
 // The config's own words: at stage 0 its states may be on NVMe, which is refused.
@@ -44,15 +47,31 @@ struct Question {
   double batch_tokens = 0;   // of which `sequences` were made; 0: not given
   double tokens = 0;         // of the whole training; 0: not known
   double price_an_hour = 0;  // of a host, in any currency; 0: not known
+  // The numbers of tensor ranks that are searched, rising, and the model as one of so many has it.
+  std::vector<int> widths = {1};
+  std::map<int, Model> over_tensor = {};  // without 1
+  bool sizes_gathers = false;             // WithGathers of each model replaces the config's sizes
+
+  // Null: it is not known how so many tensor ranks share the model.
+  const Model* model_over(int tensor) const;
+  // The widths that divide the ranks. Of several those that divide a host's ranks and leave each
+  // data rank a sequence.
+  std::vector<int> possible_widths() const;
+  int data_ranks(int tensor) const { return std::max(1, ranks / tensor); }
 
   // The config with the choice. If something is on NVMe, it also has folders.
   Config With(const Choice& choice) const;
 
-  // If the ranks do not divide `sequences`, which is not 0: as SequencesThatCutWell.
-  int64_t sequences_of_rank() const;
+  int first_width() const;  // of the possible ones: the batch is rounded for it
+  // A data rank's. If they do not divide `sequences`, which is not 0: as SequencesThatCutWell.
+  int64_t sequences_of_rank(int tensor) const;
+  int64_t sequences_of_step() const;  // of all ranks
   int hosts() const;
   double hours_of(double tokens_per_second) const { return tokens / tokens_per_second / 3600; }
 };
+
+// The sizes of gathers with which the next unit is gathered ahead, whatever its size.
+Config WithGathers(const Model& model, Config config);
 
 inline constexpr char kNvmeFolder[] = "/local_nvme";  // if the question names no folder
 
@@ -69,7 +88,8 @@ struct StepTime {
   sharding::Simulated simulated;
   sharding::Amounts moved;  // by resource: bytes, or seconds of device and cores
   double tokens_per_second = 0,
-         flops_per_second = 0;  // of all ranks; of one rank, without recomputation
+         flops_per_second = 0;                  // of all ranks; of one rank, without recomputation
+  double tensor_seconds = 0, tensor_bytes = 0;  // of the layers' exchanges over tensor ranks
 };
 
 struct Answer {

@@ -9,6 +9,7 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "ebb/runtime/planner/answer_table.h"
+#include "ebb/runtime/planner/answer_title.h"
 #include "ebb/runtime/planner/peers.h"
 #include "ebb/sharding/fit/budget.h"
 #include "nlohmann/json.hpp"
@@ -31,7 +32,8 @@ Json JsonOf(const Choice& choice) {
           {"parameters", Text(Name(choice.parameters))},
           {"states", Text(Name(choice.states))},
           {"boundaries", Text(Name(choice.boundaries))},
-          {"recompute", choice.recompute}};
+          {"recompute", choice.recompute},
+          {"tensor", choice.tensor}};
 }
 
 Json SecondsOf(const sharding::StepSeconds& of) {
@@ -84,6 +86,10 @@ Json JsonOf(const Question& question, const Answer& answer) {
   json["step_seconds"] = time.simulated.seconds_per_step;
   json["tokens_per_second"] = time.tokens_per_second;
   json["flops_per_second_of_rank"] = time.flops_per_second;
+  if (answer.choice.tensor > 1) {
+    json["tensor_exchange_seconds"] = time.tensor_seconds;
+    json["tensor_exchange_bytes"] = time.tensor_bytes;
+  }
   json["critical"] = SecondsOf(time.simulated.critical);
   json["busy"] = SecondsOf(time.simulated.busy);
   for (const Resource link : {Resource::kPeers, Resource::kNetwork, Resource::kToDevice,
@@ -120,6 +126,17 @@ Json JsonOf(const Question& question, const std::optional<SmallStates>& small) {
           {"answer", JsonOf(question, small->answer)}};
 }
 
+Json JsonOf(const Model& model) {
+  Json json = {{"name", model.name},
+               {"parameters", model.parameters()},
+               {"trained_parameters", model.trained_parameters()},
+               {"units", model.units.size()},
+               {"operations_are_estimated", model.context == 0}};
+  if (!model.trains.empty()) json["trains"] = model.trains;
+  if (!model.stored_bytes.empty()) json["stored_bytes"] = model.stored_bytes;
+  return json;
+}
+
 Json JsonOf(const std::optional<Change>& change) {
   if (!change) return nullptr;
   return {{"change", change->what}, {"tokens_per_second", change->tokens_per_second}};
@@ -150,12 +167,7 @@ std::string Escaped(std::string_view text) {
 std::string AnswersAsJson(const Question& question, std::span<const Answer> answers,
                           const Advised& advised) {
   Json json = {
-      {"model",
-       {{"name", question.model.name},
-        {"parameters", question.model.parameters()},
-        {"trained_parameters", question.model.trained_parameters()},
-        {"units", question.model.units.size()},
-        {"operations_are_estimated", question.model.context == 0}}},
+      {"model", JsonOf(question.model)},
       {"machine", Json::parse(ToJson(question.machine))},
       {"ranks", question.ranks},
       {"dtype", Text(Name(question.config.compute))},
@@ -166,9 +178,6 @@ std::string AnswersAsJson(const Question& question, std::span<const Answer> answ
       {"context", question.pass.context},
       {"micro_batch_size", question.config.micro_batch_size},
       {"micro_batches", question.config.gradient_accumulation_steps}};
-  if (!question.model.trains.empty()) json["model"]["trains"] = question.model.trains;
-  if (!question.model.stored_bytes.empty())
-    json["model"]["stored_bytes"] = question.model.stored_bytes;
   json["machine"]["name"] = question.machine.name;
   if (advised.largest) {
     json["largest"] = {{"quantity", FactsOf(*advised.largest).word}, {"most", advised.most}};
@@ -176,7 +185,7 @@ std::string AnswersAsJson(const Question& question, std::span<const Answer> answ
       json["largest"]["with_states"][Text(Name(tier))] = most;
   }
   if (question.sequences > 0)
-    json["step_tokens"] = question.sequences_of_rank() * question.ranks * question.pass.context;
+    json["step_tokens"] = question.sequences_of_step() * question.pass.context;
   if (question.batch_tokens > 0) json["batch_tokens"] = question.batch_tokens;
   if (question.tokens > 0) json["tokens"] = question.tokens;
   json["activations_of"] = question.pass.compiled               ? "torch-compiled"
@@ -184,6 +193,8 @@ std::string AnswersAsJson(const Question& question, std::span<const Answer> answ
                            : question.pass.own_activations >= 0 ? "given"
                                                                 : "gpt";
   json["hosts"] = question.hosts();
+  json["tensor_widths"] = question.widths;
+  json["sequence_parallel"] = question.pass.sequence_parallel;
   if (const std::string other = OtherParallelism(question); !other.empty())
     json["other_parallelism"] = other;
   json["answers"] = Json::array();
@@ -191,7 +202,7 @@ std::string AnswersAsJson(const Question& question, std::span<const Answer> answ
   json["chosen"] = nullptr;
   if (advised.chosen != nullptr) {
     json["chosen"] = JsonOf(question, *advised.chosen);
-    if (advised.chosen->refused.ok() && !question.machine.is_cpu && question.model.trains_whole())
+    if (advised.chosen->refused.ok() && HasPeers(question, advised.chosen->choice))
       json["chosen"]["peers"] = JsonOf(PeerEstimates(question, advised.chosen->choice));
     json["config"] = Json::parse(advised.chosen->config.ToJson());
   }
@@ -200,6 +211,8 @@ std::string AnswersAsJson(const Question& question, std::span<const Answer> answ
   json["small_states"] = JsonOf(question, advised.small_states);
   for (const Answer& answer : advised.with_small_states)
     json["answers_with_small_states"].push_back(JsonOf(question, answer));
+  for (const Answer& answer : advised.over_tensor)
+    json["answers_over_tensor"].push_back(JsonOf(question, answer));
   json["remedy"] = advised.remedy.empty() ? Json() : Json(advised.remedy);
   json["best_purchase"] = JsonOf(advised.purchase);
   json["warnings"] = advised.warnings;

@@ -23,6 +23,7 @@ struct Advised {
   std::optional<LargerBatch> larger_batch = {};
   std::optional<SmallStates> small_states = {};
   std::vector<Answer> with_small_states = {};  // of all choices, if they are asked for
+  std::vector<Answer> over_tensor = {};        // FastestOfOtherWidths, if it is asked for
   // The largest with states in each place, by the tier's name.
   std::vector<std::pair<Tier, int64_t>> most_of_states = {};
   std::vector<std::string> warnings = {};  // on the question

@@ -12,6 +12,7 @@
 #include "absl/strings/str_join.h"
 #include "ebb/runtime/base/message.h"
 #include "ebb/runtime/config/keys.h"
+#include "ebb/runtime/planner/answer_title.h"
 #include "ebb/runtime/planner/peers.h"
 #include "ebb/runtime/planner/small_states.h"
 #include "ebb/sharding/fit/budget.h"
@@ -31,17 +32,6 @@ double GiB(int64_t bytes) {
   return static_cast<double>(bytes) / kGiB;
 }
 
-// 1234567 as "1,234,567".
-std::string Grouped(double number) {
-  const std::string digits = absl::StrFormat("%.0f", number);
-  std::string grouped;
-  for (size_t at = 0; at < digits.size(); ++at) {
-    if (at > 0 && (digits.size() - at) % 3 == 0) grouped += ',';
-    grouped += digits[at];
-  }
-  return grouped;
-}
-
 // "3.8", "3,897".
 std::string HoursText(double hours) {
   return hours < 1000 ? absl::StrFormat("%.3g", hours) : Grouped(hours);
@@ -52,13 +42,6 @@ std::string PriceText(double price) {
   return price < 1000 ? absl::StrFormat("%.2f", price) : Grouped(price);
 }
 
-// "39.98 M", "6.738 B".
-std::string ParametersText(int64_t parameters) {
-  const auto number = static_cast<double>(parameters);
-  return number < 1e9 ? absl::StrFormat("%.4g M", number / 1e6)
-                      : absl::StrFormat("%.4g B", number / 1e9);
-}
-
 // "0.031", "4.2", "121".
 std::string Times(double ratio) {
   return ratio < 10 ? absl::StrFormat("%.2g", ratio) : Grouped(ratio);
@@ -67,17 +50,6 @@ std::string Times(double ratio) {
 const char* TierName(const Machine& machine, size_t tier) {
   constexpr const char* kNames[] = {"GPU", "RAM", "NVMe"};
   return machine.is_cpu && tier == 0 ? "CPU" : kNames[tier];
-}
-
-// The end of a long name, which is that of a path and says what is counted.
-std::string NameOf(const Model& model) {
-  constexpr size_t kMost = 40;
-  std::string_view name = model.name;
-  if (name.size() <= kMost) return config::Shortened(name, kMost);
-  name.remove_prefix(name.size() - kMost);
-  while (!name.empty() && (static_cast<unsigned char>(name[0]) & 0xc0u) == 0x80u)
-    name.remove_prefix(1);
-  return absl::StrCat("...", config::Shortened(name, kMost));
 }
 
 // The resource that the step waits for most, with its share of the step.
@@ -116,9 +88,11 @@ std::string Recomputes(const Choice& choice) {
 
 std::string LineOf(const Question& question, const Answer& answer, bool marked) {
   const Choice& choice = answer.choice;
-  std::string line =
-      absl::StrFormat("%s %d     %-10s %-6s %-9s ", marked ? "*" : " ", choice.stage,
-                      PlaceName(choice.parameters), PlaceName(choice.states), Recomputes(choice));
+  const bool shows_tensor = ShowsTensor(question);
+  std::string line = marked ? "* " : "  ";
+  if (shows_tensor) absl::StrAppendFormat(&line, "%-6d ", choice.tensor);
+  absl::StrAppendFormat(&line, "%d     %-*s %-6s %-9s ", choice.stage, shows_tensor ? 6 : 10,
+                        PlaceName(choice.parameters), PlaceName(choice.states), Recomputes(choice));
   if (!answer.refused.ok()) {
     const absl::string_view message = answer.refused.message();
     return line + config::Shortened({message.data(), message.size()}, kColumns - line.size() - 4);
@@ -256,7 +230,13 @@ std::string StepText(const Question& question, const Answer& answer) {
     path += part;
     separator = ", ";
   }
-  absl::StrAppend(&text, path, "\nMoved a step by a rank, GB\n");
+  absl::StrAppend(&text, path, "\n");
+  if (time.tensor_seconds > 0)
+    absl::StrAppendFormat(&text,
+                          "  of which the layers' exchanges over %d tensor ranks %.3g s, %.3g GB a "
+                          "rank\n",
+                          answer.choice.tensor, time.tensor_seconds, time.tensor_bytes / 1e9);
+  absl::StrAppend(&text, "Moved a step by a rank, GB\n");
   constexpr std::pair<Resource, const char*> kLinks[] = {
       {Resource::kPeers, "GPU link"},     {Resource::kNetwork, "network"},
       {Resource::kToDevice, "PCIe up"},   {Resource::kToHost, "PCIe down"},
@@ -291,96 +271,12 @@ std::string PeersText(const Question& question, const Answer& answer) {
   return text;
 }
 
-// "2.01 GB of BF16, 0.1 GB of F32".
-std::string StoredText(const Model& model) {
-  std::string text;
-  for (const auto& [dtype, bytes] : model.stored_bytes)
-    absl::StrAppendFormat(&text, "%s%.4g GB of %s", text.empty() ? "" : ", ",
-                          static_cast<double>(bytes) / 1e9, dtype);
-  return text.empty() ? "" : absl::StrCat("its files hold ", text, "\n");
-}
-
-// "39.98 M of them train: LoRA of rank 16 on all-linear".
-std::string TrainedText(const Model& model) {
-  const int64_t trained = model.trained_parameters();
-  if (model.trains.empty() && trained == model.parameters()) return "";
-  return absl::StrCat(ParametersText(trained), " of them train", model.trains.empty() ? "" : ": ",
-                      model.trains, "\n");
-}
-
-// "a step of a rank: 1 x 4 sequences of 4096 tokens", or of all ranks.
-std::string BatchText(const Question& question) {
-  const int64_t context = question.pass.context;
-  if (question.sequences > 0) {
-    const int64_t of_rank = question.sequences_of_rank(), sequences = of_rank * question.ranks;
-    std::string text = absl::StrFormat("a step of all ranks: %s sequences of %d tokens, %s tokens",
-                                       Grouped(static_cast<double>(sequences)), context,
-                                       Grouped(static_cast<double>(sequences * context)));
-    const int64_t nearest =
-        std::llround(question.batch_tokens / static_cast<double>(context * question.ranks));
-    if (nearest > 0 && nearest != of_rank)
-      absl::StrAppend(&text, "; ", of_rank, " of a rank cut better than the ", nearest, " of ",
-                      Grouped(question.batch_tokens), " tokens");
-    return text;
-  }
-  return absl::StrFormat("a step of a rank: %d x %d sequences of %d tokens",
-                         std::max<int64_t>(1, question.config.gradient_accumulation_steps),
-                         std::max<int64_t>(1, question.config.micro_batch_size), context);
-}
-
-// Whose kernels are simulated.
-std::string EfficiencyText(const Machine& machine) {
-  const auto source = machine.sources.find("gpu_teraflops");
-  if (machine.gpu_peak_teraflops <= 0 || source == machine.sources.end()) return "";
-  return absl::StrFormat("a trainer with %.0f%% of a GPU's peak (--efficiency), as %s\n",
-                         100 * machine.gpu_teraflops / machine.gpu_peak_teraflops, source->second);
-}
-
-// The optimizer, if it is not Adam, and how its states are kept, if not in fp32.
-std::string OptimizerText(const Config& config) {
-  const OptimizerType type = config.optimizer.type;
-  const OptimizerStates states = config.optimizer.states;
-  std::vector<std::string> parts;
-  if (type != OptimizerType::kAdam && type != OptimizerType::kAdamW)
-    parts.push_back(absl::StrCat("optimizer ", OptimizerName(config)));
-  if (!HasStates(config)) {
-    parts.push_back("no optimizer states");
-  } else if (states != OptimizerStates::kFloat32) {
-    const char* const form = states == OptimizerStates::k8Bit ? "of 8 bits" : "in bf16";
-    parts.push_back(type == OptimizerType::kMuon ? absl::StrCat("AdamW's states beside it ", form,
-                                                                ", those of its matrices in fp32")
-                                                 : absl::StrCat("optimizer states ", form));
-  }
-  if (parts.empty()) return "";
-  if (config.ebb.split_master) parts.push_back("split masters");
-  if (config.gradient_clipping == 0) parts.push_back("gradients not clipped");
-  if (UpdatesEarly(config)) parts.push_back("updates as gradients come");
-  return absl::StrJoin(parts, ", ") + "\n";
-}
-
-// Whose activations are counted.
-std::string ActivationsText(const Pass& pass) {
-  if (pass.compiled) return "activations as torch.compile keeps them, with SDPA\n";
-  if (pass.torch) return "activations as eager torch keeps them, with SDPA\n";
-  if (pass.own_activations < 0)
-    return "activations as examples/gpt keeps them (--activations torch: as eager torch does)\n";
-  return absl::StrCat("activations take the given ", sharding::SizeText(pass.own_activations),
-                      ", also where blocks are recomputed\n");
-}
-
 }  // namespace
 
-std::string OptimizerName(const Config& config) {
-  std::string name;
-  auto before = static_cast<int>(config.optimizer.type);
-  config::ForEachWord(config::FindKey("optimizer.type")->words, [&](std::string_view word) {
-    if (before-- == 0) name = word;
-  });
-  return name;
-}
-
 std::string WordsOf(const Choice& choice) {
-  std::string text = absl::StrCat("stage ", choice.stage);
+  std::string text =
+      absl::StrCat(choice.tensor > 1 ? absl::StrCat(choice.tensor, " tensor ranks, ") : "",
+                   "stage ", choice.stage);
   const auto add = [&](const char* what, Tier tier) {
     if (tier == Tier::kDevice) return;
     absl::StrAppend(&text, ", ", what, tier == Tier::kCpu ? " in RAM" : " on NVMe");
@@ -399,19 +295,6 @@ std::string WordsOf(const Answer& answer) {
                           ? absl::StrCat(", ", WordsOfBatch(answer.config))
                           : "",
                       answer.keys.empty() ? "" : ", with ", answer.keys);
-}
-
-std::string TitleOf(const Question& question) {
-  return absl::StrFormat("%s: %s parameters, %s; %d %s on %s\n%s%s\n", NameOf(question.model),
-                         ParametersText(question.model.parameters()),
-                         std::string(Name(question.config.compute)), question.ranks,
-                         question.ranks == 1 ? "rank" : "ranks",
-                         config::Shortened(question.machine.name, 20), BatchText(question),
-                         question.model.context > 0 ? ""
-                                                    : "; its operations are estimated from its "
-                                                      "matrices") +
-         TrainedText(question.model) + StoredText(question.model) + OptimizerText(question.config) +
-         ActivationsText(question.pass) + EfficiencyText(question.machine);
 }
 
 std::vector<const Answer*> ShownAnswers(std::span<const Answer> answers, const Answer* marked,
@@ -440,9 +323,10 @@ std::vector<const Answer*> ShownAnswers(std::span<const Answer> answers, const A
 std::string AnswerTable(const Question& question, std::span<const Answer> answers,
                         const Answer* marked, bool all) {
   std::string text = absl::StrFormat(
-      "  %-5s %-10s %-6s %-9s %7s %7s %8s %7s %9s  %s\n", "stage", "parameters", "states",
-      "recompute", absl::StrCat(TierName(question.machine, 0), " GiB"), "RAM GiB", "NVMe GiB",
-      "step s", "tokens/s", question.sequences > 0 ? "micro-batches" : "waits for");
+      "  %s%-5s %-6s %-6s %-9s %7s %7s %8s %7s %9s  %s\n", ShowsTensor(question) ? "tensor " : "",
+      "stage", ShowsTensor(question) ? "params" : "parameters", "states", "recompute",
+      absl::StrCat(TierName(question.machine, 0), " GiB"), "RAM GiB", "NVMe GiB", "step s",
+      "tokens/s", question.sequences > 0 ? "micro-batches" : "waits for");
   for (const Answer* answer : ShownAnswers(answers, marked, all))
     absl::StrAppend(&text, LineOf(question, *answer, answer == marked), "\n");
   return text;
@@ -490,8 +374,7 @@ std::string AnswerText(const Question& question, const Answer& answer) {
   if (answer.time) text += StepText(question, answer);
   if (!answer.fits()) absl::StrAppend(&text, "It does not fit: it ", answer.lacks(), "\n");
   // The others' formulae are of models that train whole.
-  if (!question.machine.is_cpu && question.model.trains_whole())
-    text += PeersText(question, answer);
+  if (HasPeers(question, answer.choice)) text += PeersText(question, answer);
   return text;
 }
 

@@ -20,10 +20,8 @@ std::string AnswerText(const Question& question, const Answer& answer);
 // A line for each machine; the cheapest has a star.
 std::string OffersText(const Question& question, std::span<const Offer> offers);
 
-std::string TitleOf(const Question& question);
-std::string OptimizerName(const Config& config);  // as in "optimizer.type"
-std::string WordsOf(const Choice& choice);        // "stage 3, states in RAM, blocks recomputed"
-std::string WordsOf(const Answer& answer);        // also the keys that an advice changed
+std::string WordsOf(const Choice& choice);  // "stage 3, states in RAM, blocks recomputed"
+std::string WordsOf(const Answer& answer);  // also the keys that an advice changed
 
 // The answers that have a line in AnswerTable.
 std::vector<const Answer*> ShownAnswers(std::span<const Answer> answers, const Answer* marked,

@@ -40,7 +40,8 @@ std::optional<Answer> WithLargestMicroBatch(const Question& question, const Answ
   };
   std::vector<int64_t> sizes;
   for (int64_t sequences = 2 * std::max<int64_t>(1, from.config.micro_batch_size);
-       sequences * question.ranks * question.pass.context <= kLargerTokens; sequences *= 2)
+       sequences * question.data_ranks(from.choice.tensor) * question.pass.context <= kLargerTokens;
+       sequences *= 2)
     sizes.push_back(sequences);
   const int64_t largest = LargestThatFits(
       sizes, [&](int64_t sequences) { return answer(sequences, Depth::kMemory).fits(); });
@@ -50,11 +51,11 @@ std::optional<Answer> WithLargestMicroBatch(const Question& question, const Answ
 
 // The fastest step of kLargerTokens, and of four times `from`'s, at its stage and tiers.
 std::optional<Answer> FastestWithMoreSequences(const Question& question, const Answer& from) {
+  const int ranks = question.data_ranks(from.choice.tensor);
   int64_t of_rank = 4 * SequencesOf(from.config);
-  while (of_rank * question.ranks * question.pass.context < kLargerTokens && of_rank < 1 << 19)
-    of_rank *= 2;
+  while (of_rank * ranks * question.pass.context < kLargerTokens && of_rank < 1 << 19) of_rank *= 2;
   Question larger = question;
-  larger.sequences = of_rank * question.ranks;
+  larger.sequences = of_rank * ranks;
   // Several micro-batches sum their gradients, which only the higher stages divide.
   std::vector<Choice> choices;
   for (const int stage : {from.choice.stage, 3}) {
@@ -121,13 +122,14 @@ Question WithGivenBatch(Question question) {
       config.ebb.micro_batches_per_round != 1 || question.pass.own_activations >= 0)
     return question;
   question.micro_batch = std::max<int64_t>(1, config.micro_batch_size);
-  question.sequences = question.micro_batch * config.gradient_accumulation_steps * question.ranks;
+  question.sequences = question.micro_batch * config.gradient_accumulation_steps *
+                       question.data_ranks(static_cast<int>(config.ebb.mesh.tensor));
   return question;
 }
 
 Answer AnswerForBatch(const Question& question, const Choice& choice, Depth depth, double enough) {
   const Config config = question.With(choice);
-  int64_t all = question.sequences_of_rank();
+  int64_t all = question.sequences_of_rank(choice.tensor);
   if (const int64_t given = question.micro_batch; given > 0)
     all = std::max<int64_t>(1, all / given) * given;
   const auto answer = [&](int64_t sequences, int64_t of_round, Depth of, double least = 0) {
@@ -182,7 +184,7 @@ Remedy RemedyForBatch(const Question& asked, const Answer& lacking, Depth depth)
   for (const Choice& each : Choices(question)) {
     if (each.recompute && choice.recompute && each.stage == choice.stage &&
         each.parameters == choice.parameters && each.states == choice.states &&
-        each.boundaries != choice.boundaries)
+        each.tensor == choice.tensor && each.boundaries != choice.boundaries)
       places.push_back(each.boundaries);
   }
   for (const Tier boundaries : places) {
@@ -207,7 +209,8 @@ std::optional<LargerBatch> FindLargerBatch(const Question& question, const Answe
       one_plan ? WithLargestMicroBatch(question, from) : FastestWithMoreSequences(question, from);
   constexpr double kMuch = 1.05;
   if (!best || SpeedOf(*best) <= SpeedOf(from) * kMuch) return std::nullopt;
-  return LargerBatch{.tokens = SequencesOf(best->config) * question.ranks * question.pass.context,
+  return LargerBatch{.tokens = SequencesOf(best->config) *
+                               question.data_ranks(best->choice.tensor) * question.pass.context,
                      .answer = *best};
 }
 

@@ -1,15 +1,21 @@
 #include "ebb/runtime/planner/model.h"
 
 #include <algorithm>
+#include <cmath>
+#include <utility>
 
 #include "ebb/runtime/planner/activations.h"
 
 namespace ebb::planner {
 namespace {
 
-int64_t ElementsOf(const ModelUnit& unit) {
+// On one of so many tensor ranks.
+int64_t ElementsOf(const ModelUnit& unit, int tensor_ranks) {
   int64_t elements = 0;
-  for (const ModelTensor& tensor : unit.tensors) elements += Elements(tensor.shape);
+  for (const ModelTensor& tensor : unit.tensors) {
+    const int64_t ranks = tensor.split ? tensor_ranks : 1;
+    elements += (Elements(tensor.shape) + ranks - 1) / ranks;
+  }
   return elements;
 }
 
@@ -39,6 +45,75 @@ double ForwardFlops(const ModelVisit& visit, const Pass& pass) {
 }
 double BackwardFlops(const ModelVisit& visit, const Pass& pass) {
   return 2 * ForwardFlops(visit, pass) - FlopsOfTokens(pass, visit.frozen_products);
+}
+
+// Norms and sums of a block read and write each row: a norm two of its elements, a sum three;
+// in backward three each. Without sequence parallelism every tensor rank does it for all rows.
+double SecondsOfWholeRows(const Model& model, const ModelVisit& visit, const Pass& pass,
+                          const KernelRates& rates, bool backward) {
+  if (!visit.is_block || model.tensor_ranks == 1 || pass.sequence_parallel || rates.bytes <= 0)
+    return 0;
+  const double ranks = model.tensor_ranks, passes = backward ? 6 : 5,
+               bytes = passes * static_cast<double>(visit.tensor_outputs * pass.tokens()) *
+                       SizeOf(pass.compute);
+  return bytes * (1 - 1 / ranks) / rates.bytes;  // the rank's own share is among its kernels
+}
+
+// The exchanges of one micro-batch. A ring brings each rank all that a collective gathers, or sums,
+// but its own part.
+//
+//                      forward                       backward
+//   whole rows         outputs are summed for all    likewise gradients of inputs
+//   sequence parallel  inputs are gathered, and      the same for gradients; inputs are gathered
+//                      outputs summed in parts       again, because each rank keeps its rows
+class Exchanges {
+ public:
+  Exchanges(const Model& model, const ModelVisit& visit, const Pass& pass)
+      : visit_(visit),
+        pass_(pass),
+        width_(static_cast<double>(model.width)),
+        vocabulary_(static_cast<double>(model.vocabulary)),
+        received_(static_cast<double>(pass.tokens()) * (model.tensor_ranks - 1) /
+                  model.tensor_ranks) {}
+
+  sharding::TensorExchange Forward() const {
+    constexpr double kNumberBytes = 4;
+    sharding::TensorExchange of;
+    if (pass_.sequence_parallel) Add(visit_.tensor_inputs, 1, of);
+    Add(visit_.tensor_outputs, pass_.sequence_parallel ? 1 : 2, of);
+    if (visit_.tensor_numbers == 0) return of;
+    if (pass_.torch) {  // a model of transformers gathers its logits
+      AddBytes(vocabulary_ * SizeOf(pass_.compute), 1, of);
+    } else {  // the largest logit, and then a sum
+      AddBytes(2 * kNumberBytes * static_cast<double>(visit_.tensor_numbers), 2, of);
+    }
+    return of;
+  }
+  sharding::TensorExchange Backward() const {
+    sharding::TensorExchange of;
+    Add(visit_.tensor_inputs, 2, of);
+    if (pass_.sequence_parallel) Add(visit_.tensor_outputs, 1, of);
+    return of;
+  }
+
+ private:
+  // `times`: an all-reduce brings all elements twice, the others once.
+  void Add(int64_t elements, double times, sharding::TensorExchange& to) const {
+    const auto number = static_cast<double>(elements);
+    AddBytes(times * number * SizeOf(pass_.compute), std::ceil(number / width_), to);
+  }
+  void AddBytes(double of_token, double collectives, sharding::TensorExchange& to) const {
+    to.bytes += of_token * received_;
+    to.collectives += collectives;
+  }
+
+  const ModelVisit& visit_;
+  const Pass& pass_;
+  const double width_, vocabulary_, received_;
+};
+
+sharding::TensorExchange Times(double times, const sharding::TensorExchange& one) {
+  return {.bytes = times * one.bytes, .collectives = times * one.collectives};
 }
 
 // A byte is read for two elements, and 2 bytes of each are written and read.
@@ -82,7 +157,7 @@ int64_t Model::trained_parameters() const {
 
 int64_t Model::largest_unit() const {
   int64_t elements = 0;
-  for (const ModelUnit& unit : units) elements = std::max(elements, ElementsOf(unit));
+  for (const ModelUnit& unit : units) elements = std::max(elements, ElementsOf(unit, tensor_ranks));
   return elements;
 }
 
@@ -110,11 +185,17 @@ absl::StatusOr<ModelSpec> SpecOf(const Model& model, const Pass& pass) {
       const bool is_trained = Trains(tensor), is_bytes = tensor.stored == DType::kInt8;
       const std::optional<DType> own = keeps || is_bytes ? tensor.stored : std::nullopt;
       is_mixed |= own.value_or(pass.compute) != pass.compute;
-      spec.Add(id, {.name = tensor.name,
-                    .shape = tensor.shape,
-                    .init = Constant(0),
-                    .trainable = is_trained,
-                    .compute = own});
+      ParameterSpec parameter{.name = tensor.name,
+                              .shape = tensor.shape,
+                              .init = Constant(0),
+                              .trainable = is_trained,
+                              .compute = own};
+      if (model.tensor_ranks > 1) {
+        parameter.split = tensor.split;
+        parameter.sums_gradient =
+            is_trained && !tensor.split && (tensor.sums_gradient || pass.sequence_parallel);
+      }
+      spec.Add(id, std::move(parameter));
     }
   }
   spec.workspace_bytes = activations->workspace();
@@ -147,7 +228,8 @@ std::vector<const ModelVisit*> VisitsOf(const Model& model, const ModelSpec& div
   return visits;
 }
 
-std::vector<sharding::KernelWork> WorkOf(std::span<const ModelVisit* const> visits,
+std::vector<sharding::KernelWork> WorkOf(const Model& model,
+                                         std::span<const ModelVisit* const> visits,
                                          const Pass& pass, const KernelRates& rates) {
   constexpr double kKernels = 20;  // of a visit's forward; its backward has twice as many
   std::vector<sharding::KernelWork> work;
@@ -159,14 +241,24 @@ std::vector<sharding::KernelWork> WorkOf(std::span<const ModelVisit* const> visi
         rates.bytes > 0
             ? kBytesOfDequantizing * static_cast<double>(visit->dequantized) / rates.bytes
             : 0;
-    const double forward = ForwardFlops(*visit, pass) / rates.flops + dequantizing,
+    const double forward = ForwardFlops(*visit, pass) / rates.flops + dequantizing +
+                           SecondsOfWholeRows(model, *visit, pass, rates, /*backward=*/false),
                  recomputed = visit->is_block && pass.recompute ? forward : 0,
-                 backward = BackwardFlops(*visit, pass) / rates.flops + dequantizing + recomputed,
+                 backward = BackwardFlops(*visit, pass) / rates.flops + dequantizing +
+                            SecondsOfWholeRows(model, *visit, pass, rates, /*backward=*/true) +
+                            recomputed,
                  launches = micro_batches * kKernels * rates.launch;
     of_visit = {.forward = micro_batches * forward,
                 .backward = micro_batches * backward,
                 .caller_forward = launches,
                 .caller_backward = (recomputed > 0 ? 3 : 2) * launches};
+    if (model.tensor_ranks == 1) continue;
+    const Exchanges exchanges(model, *visit, pass);
+    of_visit.forward_exchange = Times(micro_batches, exchanges.Forward());
+    of_visit.backward_exchange = Times(micro_batches, exchanges.Backward());
+    if (recomputed == 0) continue;
+    of_visit.backward_exchange.bytes += of_visit.forward_exchange.bytes;
+    of_visit.backward_exchange.collectives += of_visit.forward_exchange.collectives;
   }
   return work;
 }

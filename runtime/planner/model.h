@@ -37,6 +37,9 @@ struct ModelTensor {
   bool joins_previous = false;
   int64_t parameters = 0;  // that bytes stand for; 0: as many as elements
   int64_t rows = 0;        // of the matrix that bytes stand for: its outputs; 0: not known
+  // How tensor ranks share it (ParameterSpec); without a split each has all of it.
+  std::optional<Split> split = {};
+  bool sums_gradient = false;
 };
 struct ModelUnit {
   std::string name;
@@ -66,6 +69,10 @@ struct ModelVisit {
   int64_t compiled_kept = 0, compiled_kept_bytes = 0, compiled_gradients = 0;
   // Elements in use while it computes, in memory that all visits share.
   int64_t scratch = 0, scratch_a_position = 0;
+  // Figures of one of several tensor ranks. `kept_whole` of the kept elements are equal on all of them. Of
+  // inputs of matrices that are cut by rows, backward sums the gradients; of those cut by columns,
+  // forward sums the outputs. Both are elements. Of the loss, forward sums numbers of fp32.
+  int64_t kept_whole = 0, tensor_inputs = 0, tensor_outputs = 0, tensor_numbers = 0;
 };
 
 struct Model {
@@ -74,6 +81,7 @@ struct Model {
           context = 0;  // context: the longest that the model allows; 0: not known
   int64_t experts = 1, experts_of_token = 1;
   std::string trains = "";  // what trains, if not all: "LoRA of rank 16 on all-linear"
+  int tensor_ranks = 1;     // the visits are those of one of so many
   std::vector<ModelUnit> units = {};
   std::vector<ModelVisit> visits = {};
   std::map<std::string, int64_t> stored_bytes = {};  // in files, by the format's name of the dtype
@@ -84,7 +92,7 @@ struct Model {
   int64_t parameters() const;
   int64_t trained_parameters() const;
   bool trains_whole() const { return trained_parameters() == parameters(); }
-  int64_t largest_unit() const;  // elements
+  int64_t largest_unit() const;  // elements, on a tensor rank
   // Elements of the largest matrix. Here all experts of a block are one tensor, of three dimensions;
   // a module has the matrix of one expert.
   int64_t largest_module() const;
@@ -100,6 +108,9 @@ struct Pass {
   bool torch = false;           // the trainer is torch, not one like examples/gpt
   bool compiled = false;        // and torch.compile's, not eager
   bool whole_logits = false;    // else in chunks that fit in a block's scratch
+  // Tensor ranks share the rows of norms and of what lies between blocks (Korthikanti et al., arXiv
+  // 2205.05198).
+  bool sequence_parallel = false;
   int64_t own_activations =
       -1;  // bytes that a trainer declares instead of the model of activations.h; -1: none
   DType compute = DType::kBFloat16;
@@ -113,9 +124,9 @@ struct Pass {
 // engine's have one dtype. Errors: the model's, sizes beyond 2^53.
 absl::StatusOr<ModelSpec> SpecOf(const Model& model, const Pass& pass);
 
-// Floating-point operations of one micro-batch on a rank, without those of recomputing. Backward
-// has twice those of forward, and once those of products with frozen parameters. It ends at the
-// first visit with something to train.
+// Floating-point operations of one micro-batch, without those of recomputing. Backward has twice
+// those of forward, and once those of products with frozen parameters. It ends at the first visit
+// with something to train.
 double FlopsOf(const Model& model, const Pass& pass);
 
 // The model's visit for each visit of a spec that DivideByDType has divided. Null: a visit to a
@@ -127,8 +138,9 @@ std::vector<const ModelVisit*> VisitsOf(const Model& model, const ModelSpec& div
 struct KernelRates {
   double flops = 0, bytes = 0, launch = 0;
 };
-// The work of each such visit in a round.
-std::vector<sharding::KernelWork> WorkOf(std::span<const ModelVisit* const> visits,
+// The work of each such visit of `model` in a round.
+std::vector<sharding::KernelWork> WorkOf(const Model& model,
+                                         std::span<const ModelVisit* const> visits,
                                          const Pass& pass, const KernelRates& rates);
 
 }  // namespace ebb::planner

@@ -10,6 +10,7 @@
 #include "ebb/runtime/base/message.h"
 #include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/config/nearest.h"
+#include "ebb/runtime/planner/block_matrices.h"
 
 namespace ebb::planner {
 namespace {
@@ -118,11 +119,22 @@ struct TensorRow {
   const char* name;
   std::vector<int64_t> shape;
   bool is_there = true;
+  Over over = Over::kEqual;
+  int64_t multiple = 1;  // of rows or columns on a rank
 };
+// `leading`: dimensions before the rows.
+void Share(Over over, int64_t multiple, int leading, ModelTensor& tensor) {
+  tensor.sums_gradient = over == Over::kTerms;
+  if (over == Over::kRows || over == Over::kColumns)
+    tensor.split =
+        Split{.dimension = leading + (over == Over::kColumns ? 1 : 0), .multiple = multiple};
+}
 void AddRows(std::initializer_list<TensorRow> rows, ModelUnit& unit) {
   for (const TensorRow& row : rows) {
-    if (row.is_there)
-      unit.tensors.push_back({.name = absl::StrCat(unit.name, ".", row.name), .shape = row.shape});
+    if (!row.is_there) continue;
+    ModelTensor& tensor = unit.tensors.emplace_back();
+    tensor = {.name = absl::StrCat(unit.name, ".", row.name), .shape = row.shape};
+    Share(row.over, row.multiple, /*leading=*/0, tensor);
   }
 }
 ModelUnit UnitOf(std::string name, std::initializer_list<TensorRow> rows) {
@@ -131,78 +143,16 @@ ModelUnit UnitOf(std::string name, std::initializer_list<TensorRow> rows) {
   return unit;
 }
 
-// A matrix of a block, of each of its experts if there are any.
-struct Matrix {
-  const char *name, *module;  // module "": LoRA does not adapt it
-  int64_t rows = 0, columns = 0, experts = 0;
-  bool has_bias = false, joins_previous = false;
-  bool is_kept = true;  // its output, for backward
-};
-
-bool HasExperts(const ModelShape& s, int64_t layer) {
-  return s.experts > 1 && layer >= s.dense_layers;
-}
-
-std::vector<Matrix> AttentionOf(const ModelShape& s) {
-  if (s.key_value_rank > 0) {
-    const int64_t values = s.heads * s.value_width,
-                  shown = s.heads * (s.head_width - s.rotary_width) + values;
-    std::vector<Matrix> matrices;
-    if (s.query_rank > 0) {
-      matrices.push_back({"queries_down", "q_a_proj", s.query_rank, s.width});
-      matrices.push_back({"queries_up", "q_b_proj", s.queries(), s.query_rank});
-    } else {
-      matrices.push_back({"queries", "q_proj", s.queries(), s.width});
-    }
-    matrices.push_back(
-        {"keys_values_down", "kv_a_proj_with_mqa", s.key_value_rank + s.rotary_width, s.width});
-    matrices.push_back({"keys_values_up", "kv_b_proj", shown, s.key_value_rank});
-    matrices.push_back({"projection", "o_proj", s.width, values});
-    return matrices;
-  }
-  const bool joined = s.joined_queries;
-  const auto module = [&](const char* own) { return joined ? "qkv_proj" : own; };
-  return {{"queries", module("q_proj"), s.queries(), s.width, 0, s.query_biases},
-          {"keys", module("k_proj"), s.keys(), s.width, 0, s.query_biases, joined},
-          {"values", module("v_proj"), s.keys(), s.width, 0, s.query_biases, joined},
-          {"projection", "o_proj", s.width, s.queries(), 0, s.projection_bias}};
-}
-
-// `hidden`: the width inside; `experts` 0: all tokens go through it.
-void AddFeedForward(const ModelShape& s, const char* const names[3], int64_t hidden,
-                    int64_t experts, std::vector<Matrix>& matrices) {
-  const bool has_biases = s.feed_forward_biases, joined = s.joined_gates;
-  if (s.gated)
-    matrices.push_back(
-        {names[0], joined ? "gate_up_proj" : "gate_proj", hidden, s.width, experts, has_biases});
-  matrices.push_back({names[1], joined ? "gate_up_proj" : "up_proj", hidden, s.width, experts,
-                      has_biases, joined});
-  matrices.push_back({names[2], "down_proj", s.width, hidden, experts, has_biases,
-                      /*joins_previous=*/false, /*is_kept=*/false});
-}
-
-std::vector<Matrix> FeedForwardOf(const ModelShape& s, int64_t layer) {
-  static constexpr const char *kDense[] = {"gate", "up", "down"},
-                              *kExperts[] = {"gates", "ups", "downs"},
-                              *kShared[] = {"shared_gate", "shared_up", "shared_down"};
-  std::vector<Matrix> matrices;
-  if (!HasExperts(s, layer)) {
-    const bool is_first = s.experts > 1 && s.dense_feed_forward > 0;
-    AddFeedForward(s, kDense, is_first ? s.dense_feed_forward : s.feed_forward, 0, matrices);
-    return matrices;
-  }
-  matrices.push_back({"router", "", s.experts, s.width, 0, s.router_bias, false, false});
-  AddFeedForward(s, kExperts, s.feed_forward, s.experts, matrices);
-  if (s.shared_feed_forward > 0) AddFeedForward(s, kShared, s.shared_feed_forward, 0, matrices);
-  if (s.shared_gate) matrices.push_back({"shared_router", "", 1, s.width, 0, false, false, false});
-  return matrices;
-}
-
 void AddMatrices(const std::vector<Matrix>& matrices, ModelUnit& unit) {
   const auto of = [&](const Matrix& matrix, std::vector<int64_t> shape, const char* suffix) {
     if (matrix.experts > 0) shape.insert(shape.begin(), matrix.experts);
-    return ModelTensor{.name = absl::StrCat(unit.name, ".", matrix.name, suffix),
+    ModelTensor tensor{.name = absl::StrCat(unit.name, ".", matrix.name, suffix),
                        .shape = std::move(shape)};
+    // The bias of a matrix that is cut by columns is added to the sum of all ranks.
+    const bool is_bias = suffix[0] != 0;
+    Share(is_bias && matrix.over == Over::kColumns ? Over::kEqual : matrix.over, matrix.multiple,
+          matrix.experts > 0 ? 1 : 0, tensor);
+    return tensor;
   };
   for (const Matrix& matrix : matrices) {
     unit.tensors.push_back(of(matrix, {matrix.rows, matrix.columns}, ""));
@@ -222,13 +172,15 @@ ModelUnit BlockOf(const ModelShape& s, int64_t layer) {
   }
   AddMatrices(AttentionOf(s), unit);
   const bool is_latent = s.key_value_rank > 0;
-  AddRows({{"query_norm", {s.head_width}, s.query_norms},
-           {"key_norm", {s.head_width}, s.query_norms},
-           {"query_norm", {s.queries()}, s.whole_query_norms},
-           {"key_norm", {s.keys()}, s.whole_query_norms},
+  // Each rank's heads have a term of the gradient of a norm that all heads share.
+  const int64_t group = s.heads / s.key_value_heads;
+  AddRows({{"query_norm", {s.head_width}, s.query_norms, Over::kTerms},
+           {"key_norm", {s.head_width}, s.query_norms, Over::kTerms},
+           {"query_norm", {s.queries()}, s.whole_query_norms, Over::kRows, group * s.head_width},
+           {"key_norm", {s.keys()}, s.whole_query_norms, Over::kRows, s.head_width},
            {"query_norm", {s.query_rank}, is_latent && s.query_rank > 0},
            {"key_value_norm", {s.key_value_rank}, is_latent},
-           {"sinks", {s.heads}, s.sinks}},
+           {"sinks", {s.heads}, s.sinks, Over::kRows, group}},
           unit);
   AddMatrices(FeedForwardOf(s, layer), unit);
   return unit;
@@ -269,6 +221,19 @@ void AddTorch(const ModelShape& s, int64_t hidden, int64_t attended, ModelVisit&
   visit.compiled_gradients = 3 * inside + 2 * s.width;
 }
 
+// The sizes of what the first of so many tensor ranks, which has most, computes with.
+ModelShape OfTensorRank(ModelShape s, int tensor_ranks) {
+  if (tensor_ranks == 1) return s;
+  const auto part = [&](int64_t all) { return (all + tensor_ranks - 1) / tensor_ranks; };
+  const int64_t group = s.key_value_rank > 0 ? 1 : s.heads / s.key_value_heads;
+  s.key_value_heads = part(s.key_value_heads);
+  s.heads = s.key_value_rank > 0 ? part(s.heads) : group * s.key_value_heads;
+  for (int64_t ModelShape::*const of : {&ModelShape::feed_forward, &ModelShape::dense_feed_forward,
+                                        &ModelShape::shared_feed_forward, &ModelShape::vocabulary})
+    s.*of = part(s.*of);
+  return s;
+}
+
 ModelVisit VisitOfBlock(const ModelShape& s, int unit, int64_t layer) {
   const int64_t attended = s.heads * (s.key_value_rank > 0 ? s.value_width : s.head_width);
   ModelVisit visit{.unit = unit,
@@ -290,9 +255,19 @@ ModelVisit VisitOfBlock(const ModelShape& s, int unit, int64_t layer) {
     visit.kept += used * matrix.rows;
     if (is_hidden) hidden += used * matrix.rows;
   };
-  for (const Matrix& matrix : AttentionOf(s)) add(matrix, false);
+  for (const Matrix& matrix : AttentionOf(s)) {
+    add(matrix, false);
+    if (matrix.over == Over::kEqual || matrix.over == Over::kColumns)
+      visit.kept_whole += matrix.rows;
+  }
   // Keys of latent attention are copied together for each head.
   if (s.key_value_rank > 0) visit.kept += s.queries();
+  // Where attention and feed-forward run side by side, they have one input and one sum.
+  visit.tensor_outputs = (s.block_norms == 1 ? 1 : 2) * s.width;
+  visit.tensor_inputs = visit.tensor_outputs;
+  if (s.key_value_rank > 0)
+    visit.tensor_inputs +=
+        (s.query_rank > 0 ? s.query_rank - s.width : 0) + s.key_value_rank + s.rotary_width;
   for (const Matrix& matrix : FeedForwardOf(s, layer)) add(matrix, true);
   visit.scratch = 2 * s.width + 2 * hidden;
   AddTorch(s, hidden, attended, visit);
@@ -373,34 +348,49 @@ absl::StatusOr<ModelShape> Complete(ModelShape s) {
   return s;
 }
 
-Model ModelOf(const ModelShape& s) {
+absl::Status CheckTensorRanks(const ModelShape& s, int tensor_ranks) {
+  const int64_t heads = s.key_value_rank > 0 ? s.heads : s.key_value_heads;
+  if (tensor_ranks <= std::min({heads, s.feed_forward, s.vocabulary})) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--tensor ", tensor_ranks, ": a rank needs a head of keys and values, and the model has ",
+      heads, "; give at most ", heads));
+}
+
+Model ModelOf(const ModelShape& s, int tensor_ranks) {
+  const ModelShape of_rank = OfTensorRank(s, tensor_ranks);
   Model model{.name = s.name,
               .width = s.width,
               .vocabulary = s.vocabulary,
               .context = s.context,
               .experts = s.experts,
-              .experts_of_token = s.experts_of_token};
+              .experts_of_token = s.experts_of_token,
+              .tensor_ranks = tensor_ranks};
   model.units.push_back(
-      UnitOf("embedding", {{"tokens", {s.vocabulary, s.width}},
+      UnitOf("embedding", {{"tokens", {s.vocabulary, s.width}, true, Over::kRows},
                            {"positions", {s.context, s.width}, s.learned_positions},
                            {"norm", {s.width}, s.tied_head},
                            {"norm_bias", {s.width}, s.tied_head && s.norm_biases},
-                           {"bias", {s.vocabulary}, s.tied_head && s.head_bias}}));
-  model.visits.push_back({.unit = 0});
+                           {"bias", {s.vocabulary}, s.tied_head && s.head_bias, Over::kRows}}));
+  model.visits.push_back({.unit = 0, .tensor_outputs = s.width});
   for (int64_t layer = 0; layer < s.layers; ++layer) {
     model.units.push_back(BlockOf(s, layer));
-    model.visits.push_back(VisitOfBlock(s, static_cast<int>(layer) + 1, layer));
+    model.visits.push_back(VisitOfBlock(of_rank, static_cast<int>(layer) + 1, layer));
   }
   int head = 0;
   if (!s.tied_head) {
     head = static_cast<int>(model.units.size());
     model.units.push_back(UnitOf("head", {{"norm", {s.width}},
-                                          {"lm_head", {s.vocabulary, s.width}},
+                                          {"lm_head", {s.vocabulary, s.width}, true, Over::kRows},
                                           {"norm_bias", {s.width}, s.norm_biases},
-                                          {"bias", {s.vocabulary}, s.head_bias}}));
+                                          {"bias", {s.vocabulary}, s.head_bias, Over::kRows}}));
   }
+  // For each row of logits: the largest, the sum of exponentials and the target's.
+  constexpr int64_t kNumbers = 3;
   model.visits.push_back(
-      {.unit = head, .products = static_cast<double>(s.vocabulary) * static_cast<double>(s.width)});
+      {.unit = head,
+       .products = static_cast<double>(of_rank.vocabulary) * static_cast<double>(s.width),
+       .tensor_inputs = s.width,
+       .tensor_numbers = kNumbers});
   return model;
 }
 

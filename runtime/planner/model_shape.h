@@ -72,7 +72,13 @@ absl::StatusOr<ModelShape> ShapeOfName(std::string_view name);
 // name the size.
 absl::StatusOr<ModelShape> Complete(ModelShape shape);
 
-// `shape` is complete.
-Model ModelOf(const ModelShape& shape);
+// kInvalidArgument: more tensor ranks than there are heads of keys and values.
+absl::Status CheckTensorRanks(const ModelShape& shape, int tensor_ranks);
+
+// `shape` is complete. Its visits are those of one of so many tensor ranks, which share matrices as
+// Megatron-LM does (Shoeybi et al., arXiv 1909.08053): queries, keys, values and attention's output
+// by heads, feed-forward by its inner width, of each expert too, table and head by words. Norms,
+// positions, routers and latent vectors are whole.
+Model ModelOf(const ModelShape& shape, int tensor_ranks = 1);
 
 }  // namespace ebb::planner

@@ -31,7 +31,8 @@ std::string TooFewText(const Question& question, int hosts) {
   std::string text =
       absl::StrCat(question.sequences, question.sequences == 1 ? " sequence of " : " sequences of ",
                    question.pass.context, " tokens a step: they must be at least one for each of ",
-                   question.ranks, " ranks");
+                   question.data_ranks(question.widths.back()),
+                   question.widths.back() == 1 ? " ranks" : " data ranks");
   if (hosts > 1)
     text = absl::StrCat("it does not fit on ", hosts / 2, hosts == 2 ? " host" : " hosts",
                         ", and for more a step has too few sequences: ", text);
@@ -48,13 +49,17 @@ std::string OtherParallelism(const Question& question) {
     absl::StrAppend(&ranks, ranks.empty() ? "" : ", ", kind);
     absl::StrAppend(&from, from.empty() ? "" : ", ", size);
   };
+  const bool has_tensor = question.widths.back() > 1;
   if (question.ranks >= kMany || (question.ranks >= kSome && question.model.parameters() >= kLarge))
-    add("tensor and pipeline", "60 B parameters on 64 GPUs or any model on 512");
+    add(has_tensor ? "pipeline" : "tensor and pipeline",
+        "60 B parameters on 64 GPUs or any model on 512");
   if (question.pass.context >= kLong) add("context", "131,072 tokens a sequence");
   if (question.model.experts > 1 && question.ranks > 1) add("expert", "several experts a GPU");
   if (ranks.empty()) return "";
-  return absl::StrCat("Only data ranks are planned. Other programs also cut such a model over ",
-                      ranks, " ranks (from about ", from, ")");
+  return absl::StrCat(
+      has_tensor ? "Only data and tensor ranks are planned."
+                 : "Only data ranks are planned (--tensor auto: tensor ranks, too).",
+      " Other programs also cut such a model over ", ranks, " ranks (from about ", from, ")");
 }
 
 double Offer::price_of(double tokens) const {
@@ -75,12 +80,23 @@ void FillOffer(Question question, Offer& offer) {
   for (int hosts = 1; hosts <= most; hosts *= 2) {
     if (offer.hosts > 0 && hosts > offer.hosts * kHostsAhead) return;
     question.ranks = static_cast<int>(offer.machine.gpus) * hosts;
-    if (question.sequences > 0 && question.ranks > question.sequences) {
+    if (question.widths.size() == 1 && question.ranks % question.widths.front() != 0) {
+      if (offer.hosts == 0)
+        offer.lacks = absl::StrCat(question.ranks, " ranks cannot be divided into tensor ranks of ",
+                                   question.widths.front());
+      continue;
+    }
+    if (question.possible_widths().empty() ||
+        (question.sequences > 0 &&
+         question.data_ranks(question.widths.back()) > question.sequences)) {
       if (offer.hosts == 0) offer.lacks = TooFewText(question, hosts);
       return;
     }
     const std::optional<Answer> best = BestOf(question);
-    if (!best) continue;
+    if (!best) {
+      if (offer.hosts == 0) offer.lacks = "it does not fit on any number of hosts";
+      continue;
+    }
     const double of_token = hosts / Speed(*best);
     if (offer.hosts > 0 && of_token * kWorthIt >= least) continue;
     least = of_token;

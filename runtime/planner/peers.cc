@@ -46,6 +46,10 @@ PeerEstimate Ddp(const PeerModel& model) {
   return {.gpu = 16 * static_cast<double>(model.parameters), .program = "DDP"};
 }
 
+bool HasPeers(const Question& question, const Choice& choice) {
+  return !question.machine.is_cpu && question.model.trains_whole() && choice.tensor == 1;
+}
+
 std::vector<PeerEstimate> PeerEstimates(const Question& question, const Choice& choice) {
   const PeerModel model{.parameters = question.model.parameters(),
                         .largest_module = question.model.largest_module(),

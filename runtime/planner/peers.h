@@ -38,6 +38,9 @@ PeerEstimate Fsdp2(const PeerModel& model, bool offloads);
 // of its buckets.
 PeerEstimate Ddp(const PeerModel& model);
 
+// Whether the formulae are of such a training: of a model that trains whole, on GPUs, without tensor
+// ranks.
+bool HasPeers(const Question& question, const Choice& choice);
 // The needs of the programs that have the answer's stage and offload.
 std::vector<PeerEstimate> PeerEstimates(const Question& question, const Choice& choice);
 

@@ -58,20 +58,28 @@ absl::StatusOr<Model> WithBlocks(const Model& model, int64_t blocks) {
 
 absl::StatusOr<Question> With(const Question& question, Quantity quantity, int64_t number) {
   Question changed = question;
+  const auto for_each_model = [&](const auto& change) -> absl::Status {
+    EBB_RETURN_IF_ERROR(change(changed.model));
+    for (auto& [width, model] : changed.over_tensor) EBB_RETURN_IF_ERROR(change(model));
+    return absl::OkStatus();
+  };
   switch (quantity) {
-    case Quantity::kModel: {
-      absl::StatusOr<Model> model = WithBlocks(question.model, number);
-      if (!model.ok()) return model.status();
-      changed.model = *std::move(model);
+    case Quantity::kModel:
+      EBB_RETURN_IF_ERROR(for_each_model([&](Model& model) -> absl::Status {
+        EBB_ASSIGN_OR_RETURN(model, WithBlocks(model, number));
+        return absl::OkStatus();
+      }));
       break;
-    }
     case Quantity::kBatch:
       changed.config.micro_batch_size = number;
       changed.config.train_batch_size = 0;
       break;
     case Quantity::kContext:
       changed.pass.context = number;
-      changed.model.GrowPositions(number);
+      EBB_RETURN_IF_ERROR(for_each_model([&](Model& model) {
+        model.GrowPositions(number);
+        return absl::OkStatus();
+      }));
   }
   return changed;
 }
@@ -206,16 +214,20 @@ std::vector<Choice> Choices(const Question& question) {
       if (stage < 3 && parameters != Tier::kDevice) continue;
       for (const Tier states : tiers) {
         if (stage == 0 && states != Tier::kDevice) continue;
-        const Choice choice{.stage = stage, .parameters = parameters, .states = states};
-        choices.push_back(choice);
-        for (const Tier boundaries : tiers) {
-          if (question.pass.torch && boundaries != Tier::kDevice) continue;
-          if (boundaries == Tier::kNvme &&
-              (question.sequences == 0 || (parameters == Tier::kDevice && states == Tier::kDevice)))
-            continue;
+        for (const int width : question.possible_widths()) {
+          const Choice choice{
+              .stage = stage, .parameters = parameters, .states = states, .tensor = width};
           choices.push_back(choice);
-          choices.back().boundaries = boundaries;
-          choices.back().recompute = true;
+          for (const Tier boundaries : tiers) {
+            if (question.pass.torch && boundaries != Tier::kDevice) continue;
+            if (boundaries == Tier::kNvme &&
+                (question.sequences == 0 ||
+                 (parameters == Tier::kDevice && states == Tier::kDevice)))
+              continue;
+            choices.push_back(choice);
+            choices.back().boundaries = boundaries;
+            choices.back().recompute = true;
+          }
         }
       }
     }
@@ -229,6 +241,32 @@ std::vector<Answer> AnswerAll(const Question& question) {
   if (cut.sequences == 0) return AnswersOfAll(question, choices);
   return AnswersOf(choices.size(),
                    [&](size_t i) { return AnswerForBatch(cut, choices[i], Depth::kTime); });
+}
+
+std::vector<Answer> FastestOfOtherWidths(const Question& question) {
+  std::vector<Answer> fastest;
+  if (question.pass.own_activations >= 0) return fastest;
+  const auto of_config = [](int64_t number) { return std::max<int64_t>(1, number); };
+  Question other = question;
+  if (other.sequences == 0)
+    other.sequences = of_config(question.config.micro_batch_size) *
+                      of_config(question.config.gradient_accumulation_steps) *
+                      question.data_ranks(question.first_width());
+  for (const auto& [width, model] : question.over_tensor) {
+    if (std::count(question.widths.begin(), question.widths.end(), width) > 0) continue;
+    other.widths = {1, width};
+    const std::vector<int> possible = other.possible_widths();
+    if (possible.empty() || possible.back() != width) continue;
+    other.widths = {width};
+    std::optional<Answer> best;
+    for (const Choice& choice : Choices(other)) {
+      const double enough = best ? kWorthIt * SpeedOf(*best) : 0;
+      Answer answer = AnswerForBatch(other, choice, Depth::kTime, enough);
+      if (SpeedOf(answer) > enough) best = std::move(answer);
+    }
+    if (best) fastest.push_back(*std::move(best));
+  }
+  return fastest;
 }
 
 const Answer* Fastest(std::span<const Answer> answers) {
@@ -305,9 +343,10 @@ std::optional<Change> BestChange(const Question& question, const Answer& from) {
   if (choice.states != Tier::kDevice) add(config);
   if (choice.stage == 3) {
     config = from.config;
-    config.zero.prefetch_bucket_size = 2 * question.model.largest_unit();
-    config.zero.max_live_parameters =
-        std::max(config.zero.max_live_parameters, 4 * question.model.largest_unit());
+    const Model* const model = question.model_over(choice.tensor);
+    const int64_t largest = model == nullptr ? 0 : model->largest_unit();
+    config.zero.prefetch_bucket_size = 2 * largest;
+    config.zero.max_live_parameters = std::max(config.zero.max_live_parameters, 4 * largest);
     add(config);
     config = from.config;
     config.ebb.reshard_after_forward = false;
@@ -347,8 +386,15 @@ std::optional<Change> BestPurchase(const Question& question, const Answer& from)
   if (question.machine.is_cpu) parts.back().rates.push_back(&Machine::gpu_teraflops);
   const auto critical_seconds = [&](const Part& part) {
     double seconds = 0;
-    for (const Resource resource : part.resources)
-      seconds += from.time->simulated.critical.resources[static_cast<int>(resource)];
+    for (const Resource resource : part.resources) {
+      const auto of = static_cast<int>(resource);
+      seconds += from.time->simulated.critical.resources[of];
+      // Kernels and the exchanges of layers take turns, so that neither fills a resource alone.
+      if (from.choice.tensor > 1 &&
+          (resource == Resource::kDevice || resource == Resource::kPeers ||
+           resource == Resource::kNetwork))
+        seconds += from.time->simulated.busy.resources[of];
+    }
     return seconds;
   };
   std::list<Question> with;

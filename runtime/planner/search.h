@@ -16,7 +16,8 @@ namespace ebb::planner {
 
 // Stages 0 to 3, each with all tiers that it allows for parameters and states: without recomputing,
 // and with recomputing and boundary activations on the device or in RAM; of several micro-batches
-// also on NVMe, because a round of all keeps as many. NVMe only if the machine has a disk.
+// also on NVMe, because a round of all keeps as many. NVMe only if the machine has a disk. Each with
+// all possible widths.
 std::vector<Choice> Choices(const Question& question);
 
 // Updates that are early, and take a step's only round, need no gradients in RAM: the first of the
@@ -25,6 +26,9 @@ Config WithGradients(const Question& question, Config config, bool recompute);
 
 // An answer for each choice; if the question has sequences, that of AnswerForBatch.
 std::vector<Answer> AnswerAll(const Question& question);
+
+// The fastest answer with each further width of the question's models, for the same batch.
+std::vector<Answer> FastestOfOtherWidths(const Question& question);
 
 // The answer with most tokens a second of those that fit. Among answers within half a percent of
 // it, the first, because it offloads least. Null: none fits.

@@ -57,20 +57,19 @@ absl::StatusOr<MachineCosts> MachineCosts::Make(const Plan& plan, const Machine&
   return MachineCosts(plan, machine, work, caller_awaits_report);
 }
 
-// Ranks of a shard group are neighbours. Ranks with the same shard are a group apart.
+// Tensor ranks are neighbours, then ranks of a shard group. Ranks with the same shard are a group
+// apart.
 MachineCosts::Group MachineCosts::GroupOf(Axes axes) const {
   const Decisions& d = plan_.decisions;
-  const int host = machine_.ranks_per_host;
+  const int host = machine_.ranks_per_host, tensor = d.tensor_ranks(),
+            data = std::max(1, host / tensor);  // data ranks of a host
   if (axes == Axes(Axis::kReplica))
-    return {.ranks = d.replicas(), .in_host = std::clamp(host / d.shards, 1, d.replicas())};
-  if (axes == Axes(Axis::kTensor)) {  // innermost, so they are neighbours
-    const int ranks = d.tensor_ranks();
-    return {ranks, std::min(ranks, machine_.ranks_per_host)};
-  }
-  const int ranks = axes == kWorldAxes           ? d.verdict_ranks
-                    : axes == Axes(Axis::kInner) ? d.secondary_shards
-                                                 : d.shards;
-  return {.ranks = ranks, .in_host = std::min(ranks, host)};
+    return {.ranks = d.replicas(), .in_host = std::clamp(data / d.shards, 1, d.replicas())};
+  if (axes == Axes(Axis::kTensor)) return {.ranks = tensor, .in_host = std::min(tensor, host)};
+  if (axes == kWorldAxes)
+    return {.ranks = d.verdict_ranks, .in_host = std::min(d.verdict_ranks, host)};
+  const int ranks = axes == Axes(Axis::kInner) ? d.secondary_shards : d.shards;
+  return {.ranks = ranks, .in_host = std::min(ranks, data)};
 }
 
 // Adds what operands read and write; bytes of memory.
@@ -98,10 +97,27 @@ void MachineCosts::AddCollective(const Op& op, Cost& cost) const {
   if (op.code() != Code::kRedistribute) return;
   const Group group = GroupOf(op.axes());
   cost.latency = machine_.collective + (group.ranks - 1) * machine_.collective_rank;
-  const auto bytes = static_cast<double>(op.bytes);
+  AddReceived(group, static_cast<double>(op.bytes), cost.amounts);
+}
+
+void MachineCosts::AddReceived(Group group, double bytes, Amounts& amounts) const {
   const double of_network = group.ranks > group.in_host ? bytes / group.in_host : 0;
-  cost.amounts[Resource::kNetwork] += of_network;
-  cost.amounts[Resource::kPeers] += bytes - of_network;
+  amounts[Resource::kNetwork] += of_network;
+  amounts[Resource::kPeers] += bytes - of_network;
+}
+
+// The cores of a host copy what its ranks exchange, and add it up.
+double MachineCosts::SecondsOf(const TensorExchange& exchange) const {
+  if (exchange.bytes <= 0) return 0;
+  const Group group = GroupOf(Axis::kTensor);
+  Amounts amounts;
+  AddReceived(group, exchange.bytes, amounts);
+  double seconds = machine_.device_is_host ? 2 * exchange.bytes / machine_.core_bytes : 0;
+  for (const Resource resource : {Resource::kPeers, Resource::kNetwork})
+    if (amounts[resource] > 0)
+      seconds = std::max(seconds, amounts[resource] / machine_.rates[resource]);
+  return seconds + exchange.collectives *
+                       (machine_.collective + (group.ranks - 1) * machine_.collective_rank);
 }
 
 void MachineCosts::AddKernels(const Op& op, Cost& cost) const {
@@ -115,6 +131,10 @@ void MachineCosts::AddKernels(const Op& op, Cost& cost) const {
     cost.amounts[Resource::kDevice] = seconds;
     cost.caller_seconds += scope.backward ? work.caller_backward : work.caller_forward;
   }
+  const TensorExchange& exchange = scope.backward ? work.backward_exchange : work.forward_exchange;
+  if (exchange.bytes <= 0) return;
+  AddReceived(GroupOf(Axis::kTensor), exchange.bytes, cost.amounts);
+  cost.seconds = seconds + SecondsOf(exchange);
 }
 
 // The rank with the most work, for which the others wait. The products keep all cores busy.

@@ -6,7 +6,8 @@
 //   host 0            host 1             a rank of 4 that lie on 2 hosts receives half of its bytes
 //     rank 0 == rank 1 == rank 2 == rank 3    from the network, the other half from its host
 //
-// The times of the trainer's kernels are an input.
+// Tensor ranks are neighbours, so the ranks of a host are fewer data ranks with as many tensor ranks
+// each. The times of the trainer's kernels are an input.
 #pragma once
 
 #include <span>
@@ -36,11 +37,18 @@ struct Machine {
   double transfer = 0;         // until a disk answers
 };
 
+// The trainer's layers exchange this over the tensor ranks, on the compute stream (TensorAxis).
+struct TensorExchange {
+  double bytes = 0;  // that a rank receives
+  double collectives = 0;
+};
+
 // Seconds of one visit's scope, all micro-batches of a round: when it runs alone, and the caller's
-// to enqueue it.
+// to enqueue it. Exchanges come beside these seconds, because kernels wait for them.
 struct KernelWork {
   double forward = 0, backward = 0;
   double caller_forward = 0, caller_backward = 0;
+  TensorExchange forward_exchange = {}, backward_exchange = {};
 };
 
 class MachineCosts : public Costs {
@@ -55,6 +63,8 @@ class MachineCosts : public Costs {
   Amounts rates() const override { return machine_.rates; }
   bool caller_computes() const override { return machine_.device_is_host; }
   bool caller_awaits_report() const override { return awaits_report_; }
+  // An exchange's, with nothing else on its links.
+  double SecondsOf(const TensorExchange& exchange) const;
 
  private:
   MachineCosts(const Plan& plan, const Machine& machine, std::span<const KernelWork> work,
@@ -70,6 +80,7 @@ class MachineCosts : public Costs {
   double AddMemory(const Op& op, Amounts& amounts) const;
   double BytesOfCore(const Op& op) const;
   void AddCollective(const Op& op, Cost& cost) const;
+  void AddReceived(Group group, double bytes, Amounts& amounts) const;
   void AddKernels(const Op& op, Cost& cost) const;
   void AddIteration(const Op& op, Cost& cost) const;
 

@@ -110,7 +110,7 @@ TEST(Batch, NoOtherCutBeatsTheFastestOfAll) {
     const Answer* const fastest = Fastest(answers);
     ASSERT_NE(fastest, nullptr);
     const double most = 1.02 * fastest->time->tokens_per_second;
-    const int64_t of_rank = question.sequences_of_rank();
+    const int64_t of_rank = question.sequences_of_rank(/*tensor=*/1);
     for (const Tier boundaries : {Tier::kDevice, Tier::kCpu, Tier::kNvme}) {
       Choice choice = fastest->choice;
       if (!choice.recompute && boundaries != Tier::kDevice) continue;

@@ -317,9 +317,67 @@ TEST_F(Questions, WhoseActivationsAreCounted) {
 TEST_F(Questions, WhatOtherProgramsDoIsSaidWhereItMatters) {
   EXPECT_THAT(Run("--model llama-3-70b --ranks 64").printed,
               HasSubstr("Other programs also cut such a model over tensor and pipeline ranks"));
+  EXPECT_THAT(Run("--model llama-3-70b --ranks 64 --tensor 8").printed,
+              HasSubstr("Other programs also cut such a model over pipeline ranks"));
   EXPECT_THAT(Run("--model qwen3-30b-a3b").printed, HasSubstr("over expert ranks"));
   EXPECT_THAT(Run("--model llama-2-7b").printed, testing::Not(HasSubstr("Other programs also")));
   ExpectRefused("--model gpt2 --pipeline-parallel 4", "plans data ranks");
+}
+
+TEST_F(Questions, WhatDoTensorRanksGive) {
+  const auto one = Json("--model llama-3-8b --ranks 16"),
+             eight = Json("--model llama-3-8b --ranks 16 --tensor 8 --write " + Path("t.json"));
+  EXPECT_EQ(one["chosen"]["tensor"], 1);
+  EXPECT_EQ(eight["chosen"]["tensor"], 8);
+  EXPECT_EQ(eight["tensor_widths"], nlohmann::json::array({8}));
+  EXPECT_EQ(eight["config"]["ebb"]["mesh"]["tensor"], 8);
+  EXPECT_GT(eight["chosen"]["tensor_exchange_seconds"], 0);
+  EXPECT_GE(eight["chosen"]["moved_bytes"]["peers"], eight["chosen"]["tensor_exchange_bytes"]);
+  // The written file says it, too.
+  const Ended again = Run("--model llama-3-8b --ranks 16 --config " + Path("t.json"));
+  EXPECT_THAT(again.printed, HasSubstr("2 data ranks of 8 tensor ranks each"));
+  EXPECT_THAT(again.printed, HasSubstr("as asked: 8 tensor ranks, stage"));
+  EXPECT_THAT(Run("--model llama-3-8b --ranks 16 --tensor 8 --write " + Path("t.json")).printed,
+              HasSubstr("the trainer must cut its layers over 8 tensor ranks itself"));
+  // Rows that tensor ranks share take less memory.
+  const char* const stage = "--model llama-3-8b --ranks 16 --tensor 8 --stage 1";
+  EXPECT_LT(Json(absl::StrCat(stage, " --sequence-parallel"))["chosen"]["bytes"]["device"],
+            Json(stage)["chosen"]["bytes"]["device"]);
+}
+
+// All widths train with the same tokens a step.
+TEST_F(Questions, HowManyTensorRanksAreTheFastest) {
+  const char* const model = "--model llama-2-13b --machine 8xrtx4090 --batch-tokens 64K";
+  const auto all = Json(absl::StrCat(model, " --tensor auto"));
+  EXPECT_EQ(all["tensor_widths"], nlohmann::json::array({1, 2, 4, 8}));
+  EXPECT_EQ(all["step_tokens"], 65536);
+  double most = 0;
+  for (const auto& answer : all["answers"])
+    most = std::max(most, answer.value("tokens_per_second", 0.0));
+  EXPECT_GE(all["chosen"]["tokens_per_second"].get<double>() * 1.01, most);
+  const int width = all["chosen"]["tensor"].get<int>();
+  EXPECT_EQ(Json(absl::StrCat(model, " --tensor ", width))["chosen"]["tokens_per_second"],
+            all["chosen"]["tokens_per_second"]);
+  // Without a batch it is the one that data ranks alone have.
+  EXPECT_EQ(Json("--model llama-2-7b --tensor auto --stage 3")["step_tokens"], 8 * 4096);
+  EXPECT_THAT(Run("--model llama-2-7b --all").printed,
+              HasSubstr("With tensor ranks, the fastest of each number for the same batch"));
+}
+
+TEST_F(Questions, WhichModelsTensorRanksCannotShare) {
+  ExpectRefused("--model llama-3-8b --ranks 16 --tensor 16", "at most 8");
+  ExpectRefused("--model llama-3-8b --ranks 6 --tensor 4", "not a multiple");
+  ExpectRefused("--model llama-3-8b --tensor x", "must be auto, or a number");
+  const std::string header =
+      R"({"layers.0.w": {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}})";
+  const std::string length = {static_cast<char>(header.size()), 0, 0, 0, 0, 0, 0, 0};
+  const std::string file = Write("s.safetensors", length + header + std::string(16, 0));
+  ExpectRefused("--safetensors " + file + " --tensor 2", "do not say how its parameters are cut");
+  ExpectRefused("--model llama-3-8b --tensor 2 --lora-rank 8 --quantized 4bit", "4 bits");
+  ExpectRefused("--model llama-3-8b --sequence-parallel", "needs --tensor");
+  ExpectRefused("--model llama-3-8b --tensor 2 --sequence-parallel --activations torch",
+                "is not known");
+  ExpectRefused("--model llama-3-8b --tensor auto --activations 4GiB", "give --tensor N");
 }
 
 TEST_F(Questions, TheLargestContextIsOfEachPlaceOfTheStates) {

@@ -19,6 +19,7 @@
 #include "ebb/runtime/planner/model_shape.h"
 #include "ebb/runtime/planner/named_machines.h"
 #include "ebb/runtime/planner/program/model_arguments.h"
+#include "ebb/runtime/planner/program/tensor_arguments.h"
 #include "ebb/runtime/planner/published_runs.h"
 #include "ebb/runtime/planner/small_states.h"
 
@@ -35,6 +36,7 @@ constexpr int64_t kComparedTokens = 1 << 20;  // of a step, if machines are comp
 // The values of the flags; sizes, files and relations between flags are unchecked.
 struct Given {
   ModelArguments model;
+  TensorArguments tensor;
   std::string machine = "8xh100", config, activations, nvme_path;
   std::vector<std::string> compared;
   std::string batch_tokens, tokens;
@@ -154,10 +156,7 @@ absl::StatusOr<Config> ConfigOf(const Given& given, const Model& model) {
     config.gradient_accumulation_steps = std::max<int64_t>(1, given.micro_batches);
     config.optimizer.learning_rate = 1e-4;
     config.zero.offload_param.max_in_cpu = 0;  // no parameters stay in RAM
-    config.zero.prefetch_bucket_size =
-        std::max(config.zero.prefetch_bucket_size, 2 * model.largest_unit());
-    config.zero.max_live_parameters =
-        std::max(config.zero.max_live_parameters, 4 * model.largest_unit());
+    config = WithGathers(model, std::move(config));
   }
   if (given.dtype) config.compute = *given.dtype;
   return given.small_states ? WithSmallStates(std::move(config)) : config;
@@ -169,6 +168,7 @@ void CompleteBatch(int ranks, Config& config) {
   batch.train_batch_size = config.train_batch_size;
   batch.micro_batch_size = config.micro_batch_size;
   batch.gradient_accumulation_steps = config.gradient_accumulation_steps;
+  batch.ebb.mesh = config.ebb.mesh;
   const absl::StatusOr<Config> whole = batch.ForWorld(ranks);
   if (!whole.ok()) return;
   config.micro_batch_size = whole->micro_batch_size;
@@ -213,6 +213,11 @@ absl::StatusOr<Arguments> ArgumentsOf(const Given& given) {
   EBB_ASSIGN_OR_RETURN(question.config, ConfigOf(given, question.model));
   for (const std::string& unknown : question.config.warnings)
     arguments.warnings.push_back(absl::StrCat(given.config, ": ", unknown));
+  EBB_RETURN_IF_ERROR(AddWidths(given.tensor, given.model,
+                                {.with_all = given.all,
+                                 .is_compared = !given.compared.empty(),
+                                 .has_file = !given.config.empty()},
+                                question));
   if (given.compared.empty()) CompleteBatch(question.ranks, question.config);
   if (!given.nvme_path.empty()) {
     question.config.zero.offload_param.nvme_paths = {given.nvme_path};
@@ -228,21 +233,32 @@ absl::StatusOr<Arguments> ArgumentsOf(const Given& given) {
                                               longest, " tokens that ", question.model.name,
                                               " is made for"));
   question.model.GrowPositions(pass.context);
+  for (auto& [width, model] : question.over_tensor) model.GrowPositions(pass.context);
   question.micro_batch = given.batch;
   const int64_t whole = question.config.train_batch_size;
   if (!given.batch_tokens.empty()) {
     EBB_ASSIGN_OR_RETURN(question.batch_tokens, TokensOf("--batch-tokens", given.batch_tokens));
     EBB_ASSIGN_OR_RETURN(question.sequences,
                          SequencesOf(given, question.batch_tokens, pass.context,
-                                     given.compared.empty() ? question.ranks : 1));
+                                     given.compared.empty()
+                                         ? PartsOf(question, question.batch_tokens /
+                                                                 static_cast<double>(pass.context))
+                                         : 1));
+  } else if (given.compared.empty() && question.widths.size() > 1 && !given.largest) {
+    EBB_RETURN_IF_ERROR(GiveOneBatch(whole, question));
   } else if (!given.compared.empty()) {
     question.sequences = whole > 0 ? whole : std::max<int64_t>(1, kComparedTokens / pass.context);
   }
   pass.fused_attention = !given.unfused;
   pass.whole_logits = given.whole_logits;
+  pass.sequence_parallel = given.tensor.sequence_parallel;
   if (given.activations == "torch" || given.activations == "torch-compiled") {
     const auto& visits = question.model.visits;
     pass.torch = true;
+    if (pass.sequence_parallel)
+      return absl::InvalidArgumentError(
+          "what torch keeps under --sequence-parallel is not known: measure it, and give "
+          "--activations SIZE");
     pass.compiled = given.activations != "torch";
     if (std::none_of(visits.begin(), visits.end(), [&](const ModelVisit& visit) {
           return (pass.compiled ? visit.compiled_kept : visit.torch_kept) > 0;
@@ -276,6 +292,11 @@ absl::StatusOr<Arguments> ArgumentsOf(const Given& given) {
     return absl::InvalidArgumentError(
         absl::StrCat("--activations is the memory of one batch and context, but --largest ",
                      FactsOf(*given.largest).word, " tries others; leave --activations out"));
+  if (question.widths.size() > 1 && pass.own_activations >= 0)
+    return absl::InvalidArgumentError(
+        "--activations is the memory of one number of tensor ranks, but --tensor auto tries "
+        "others; "
+        "give --tensor N");
   for (const std::string& word : given.compared) {
     EBB_ASSIGN_OR_RETURN(arguments.offers.emplace_back(), OfferOf(word, given));
   }
@@ -351,6 +372,7 @@ void AddOptions(CLI::App& app, Given& given) {
   tier("--offload-activations", given.boundaries, "where boundary activations are");
   app.add_flag("--recompute", given.recompute,
                "ask about one configuration: backward computes blocks again");
+  AddTensorOptions(app, given.tensor);
   AddWords<DType>(app, "--dtype", given.dtype, kDTypeWords, "compute dtype (default: bf16)");
   app.add_flag("--small-states", given.small_states,
                "8-bit optimizer states, no clipping: they train differently");
@@ -404,10 +426,11 @@ std::string Complaint(const CLI::App& app, const std::string& what, int argc, ch
     word = word.substr(0, word.find('='));
     if (!word.starts_with("--") || ("|" + words + "|").find("|" + word + "|") != std::string::npos)
       continue;
-    for (const char* kind : {"pipeline", "tensor", "expert-par", "context-par", "sequence-par"}) {
+    for (const char* kind : {"pipeline", "expert-par", "context-par"}) {
       if (word.find(kind) != std::string::npos)
         return absl::StrCat(config::Quoted(word),
-                            " is not a flag: ebb-plan plans data ranks (ZeRO) alone");
+                            " is not a flag: ebb-plan plans data ranks (ZeRO) and tensor ranks "
+                            "(--tensor) alone");
     }
     const std::string nearest = config::NearestWord(words, word);
     return absl::StrCat(config::Quoted(word), " is not a flag",

@@ -7,6 +7,7 @@
 #include <exception>
 #include <limits>
 #include <new>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -18,9 +19,11 @@
 #include "ebb/runtime/config/difference.h"
 #include "ebb/runtime/planner/answer_json.h"
 #include "ebb/runtime/planner/answer_table.h"
+#include "ebb/runtime/planner/answer_title.h"
 #include "ebb/runtime/planner/batch.h"
 #include "ebb/runtime/planner/program/arguments.h"
 #include "ebb/runtime/planner/search.h"
+#include "ebb/runtime/planner/trials.h"
 #include "ebb/runtime/trace/standard_streams.h"
 
 namespace ebb::planner {
@@ -108,7 +111,9 @@ std::string HeldText(const Answer& answer, const Machine& machine) {
   return text + " GiB";
 }
 
-void AddSmallStates(const Arguments& arguments, const Answer* chosen, Advised& advised) {
+// Changes beside the chosen answer: of the states, and of the tensor ranks.
+void AddOthers(const Arguments& arguments, const Answer* chosen, Advised& advised) {
+  if (arguments.all) advised.over_tensor = FastestOfOtherWidths(arguments.question);
   Question small = arguments.question;
   advised.small_states = FindSmallStates(small, chosen);
   small.config = WithSmallStates(small.config);
@@ -134,6 +139,17 @@ std::string SmallStatesText(const Question& question, const Advised& advised, bo
     absl::StrAppend(&text, "With --small-states, which trains differently:\n",
                     AnswerTable(question, advised.with_small_states, /*marked=*/nullptr, all));
   return text;
+}
+
+std::string OverTensorText(Question question, std::span<const Answer> answers) {
+  if (answers.empty()) return "";
+  for (const Answer& answer : answers) question.widths.push_back(answer.choice.tensor);
+  return "With tensor ranks, the fastest of each number for the same batch (--tensor N):\n" +
+         AnswerTable(question, answers, /*marked=*/nullptr, /*all=*/true);
+}
+
+std::string OthersText(const Question& question, const Advised& advised, bool all) {
+  return SmallStatesText(question, advised, all) + OverTensorText(question, advised.over_tensor);
 }
 
 // A line for each place of the states.
@@ -173,6 +189,9 @@ absl::Status WriteConfig(const std::string& path, const Answer& answer) {
                      answer.refused.message()));
   EBB_RETURN_IF_ERROR(WriteFile(path, answer.config.ToJson() + "\n"));
   if (!answer.fits()) Warn(absl::StrCat(path, ": it does not fit: it ", answer.lacks()));
+  if (answer.choice.tensor > 1)
+    Warn(absl::StrCat(path, ": the trainer must cut its layers over ", answer.choice.tensor,
+                      " tensor ranks itself (ParameterSpec::split)"));
   if (answer.choice.recompute)
     Warn(absl::StrCat(path, ": the trainer must recompute blocks in backward itself"));
   return absl::OkStatus();
@@ -245,11 +264,23 @@ const Answer* PutAmong(std::vector<Answer>& answers, const Answer& chosen) {
   return &*answers.insert(after, chosen);
 }
 
-Answer AnswerAsked(const Question& question, const Choice& asked) {
+Answer AnswerOfWidth(const Question& question, const Choice& asked) {
   if (question.sequences > 0) return AnswerForBatch(question, asked, Depth::kTimeAndPeak);
   const bool as_it_is = asked == ChoiceOf(question.config, asked.recompute);
   return AnswerFor(question, as_it_is ? question.config : question.With(asked), asked.recompute,
                    Depth::kTimeAndPeak);
+}
+
+// With the fastest width; if it fits with none, with the widest, which needs least memory.
+Answer AnswerAsked(const Question& question, Choice asked) {
+  std::optional<Answer> best;
+  for (const int width : question.possible_widths()) {
+    asked.tensor = width;
+    Answer answer = AnswerOfWidth(question, asked);
+    if (!best || !best->fits() || SpeedOf(answer) > kWorthIt * SpeedOf(*best))
+      best = std::move(answer);
+  }
+  return *std::move(best);
 }
 
 absl::Status AnswerQuestion(const Arguments& arguments) {
@@ -292,7 +323,7 @@ absl::Status AnswerQuestion(const Arguments& arguments) {
     advised.purchase = BestPurchase(question, *chosen);
     if (chosen->fits()) advised.larger_batch = FindLargerBatch(question, *chosen);
   }
-  AddSmallStates(arguments, chosen ? &*chosen : nullptr, advised);
+  AddOthers(arguments, chosen ? &*chosen : nullptr, advised);
   std::string text =
       absl::StrCat("\n", AnswerTable(question, answers, advised.chosen, arguments.all));
   if (chosen) {
@@ -307,7 +338,7 @@ absl::Status AnswerQuestion(const Arguments& arguments) {
     absl::StrAppend(&text, "\nNothing fits.\nWhat to change in ", WordsOf(least.choice), ": ",
                     advised.remedy, "\n");
   }
-  text += SmallStatesText(question, advised, arguments.all);
+  text += OthersText(question, advised, arguments.all);
   if (const std::string other = OtherParallelism(question); !other.empty())
     absl::StrAppend(&text, other, "\n");
   return Report(arguments, question, answers, advised, std::move(text));

@@ -38,11 +38,18 @@ bool ModelArguments::names_model() const {
   return !name.empty() || !config_json.empty() || !safetensors.empty() || shape.layers > 0;
 }
 
-absl::StatusOr<Model> ModelOf(const ModelArguments& arguments) {
+absl::StatusOr<Model> ModelOf(const ModelArguments& arguments, int tensor_ranks) {
   if (!arguments.names_model())
     return absl::InvalidArgumentError(
         "no model: give --model NAME, --config-json FILE, --safetensors FILE or --layers, --width "
         "and --heads");
+  if (tensor_ranks > 1 && !arguments.safetensors.empty())
+    return absl::InvalidArgumentError(
+        "tensor ranks need a model by name, a config.json or sizes: --safetensors files do not say "
+        "how its parameters are cut");
+  if (tensor_ranks > 1 && !arguments.quantization.empty())
+    return absl::InvalidArgumentError(
+        "tensor ranks cannot cut a base of 4 bits: leave --quantized or --tensor out");
   if (!arguments.safetensors.empty())
     return ModelOfSafetensors(arguments.safetensors, arguments.trainable);
   if (!arguments.trainable.empty())
@@ -58,7 +65,8 @@ absl::StatusOr<Model> ModelOf(const ModelArguments& arguments) {
     EBB_ASSIGN_OR_RETURN(shape, ShapeOfName(arguments.name));
   }
   EBB_ASSIGN_OR_RETURN(shape, WithSizes(std::move(shape), arguments.shape));
-  Model model = ModelOf(shape);
+  EBB_RETURN_IF_ERROR(CheckTensorRanks(shape, tensor_ranks));
+  Model model = ModelOf(shape, tensor_ranks);
   if (arguments.adapter_rank == 0) return model;
   Adapters adapters{.rank = arguments.adapter_rank};
   if (!arguments.adapter_modules.empty()) adapters.modules = arguments.adapter_modules;

@@ -43,7 +43,8 @@ struct ModelArguments {
 // `arguments` must outlive the parsing.
 void AddModelOptions(CLI::App& app, ModelArguments& arguments);
 
-// kInvalidArgument: no model, or no possible one. Errors name the option or the file.
-absl::StatusOr<Model> ModelOf(const ModelArguments& arguments);
+// The model as one of so many tensor ranks has it. kInvalidArgument: no model, no possible one, or none that so
+// many can share. Errors name the option or the file.
+absl::StatusOr<Model> ModelOf(const ModelArguments& arguments, int tensor_ranks = 1);
 
 }  // namespace ebb::planner
