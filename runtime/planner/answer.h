@@ -17,6 +17,7 @@
 #include "ebb/runtime/planner/machine.h"
 #include "ebb/runtime/planner/model.h"
 #include "ebb/sharding/fit/advice.h"
+#include "ebb/sharding/report/bound.h"
 #include "ebb/sharding/report/simulate.h"
 #include "ebb/sharding/state.h"
 
@@ -67,9 +68,11 @@ struct Peak {
 
 struct StepTime {
   sharding::Simulated simulated;
+  sharding::StepBound bound;
   sharding::Amounts moved;  // by resource: bytes, or seconds of device and cores
   double tokens_per_second = 0,
          flops_per_second = 0;  // of all ranks; of one rank, without recomputation
+  double of_bound() const { return simulated.seconds_per_step / bound.seconds(); }
 };
 
 struct Answer {
