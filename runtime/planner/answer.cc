@@ -105,6 +105,7 @@ struct PlannedStep {
   OpList first, carrying;  // without updates of the step before, and with them, if it leaves any
   const OpList& later() const { return plan.carries_updates ? carrying : first; }
   sharding::Simulated simulated;
+  sharding::StepBound bound;
   sharding::Amounts rates;
   double tensor_seconds = 0, tensor_bytes = 0;
 };
@@ -159,6 +160,7 @@ absl::StatusOr<std::optional<PlannedStep>> StepOf(const Question& question,
   sharding::DeriveWaits(cells, step.first);
   if (carries) sharding::DeriveWaits(cells, step.carrying);
   EBB_ASSIGN_OR_RETURN(step.simulated, sharding::Simulate(cells, step.first, step.later(), costs));
+  step.bound = sharding::BoundOf(step.plan, step.later(), costs);
   step.rates = costs.rates();
   return step;
 }
@@ -188,6 +190,7 @@ absl::Status AddTime(const Question& question, const Resolved& resolved, Depth d
     answer.peak = PeakOf(step.plan, step.later(), VisitsOf(*resolved.model, resolved.spec), pass,
                          answer.activations);
   time.simulated = std::move(step.simulated);
+  time.bound = step.bound;
   time.simulated.spans.clear();
   answer.time = std::move(time);
   return absl::OkStatus();

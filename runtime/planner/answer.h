@@ -19,6 +19,7 @@
 #include "ebb/runtime/planner/machine.h"
 #include "ebb/runtime/planner/model.h"
 #include "ebb/sharding/fit/advice.h"
+#include "ebb/sharding/report/bound.h"
 #include "ebb/sharding/report/simulate.h"
 #include "ebb/sharding/state.h"
 
@@ -86,10 +87,12 @@ struct Peak {
 
 struct StepTime {
   sharding::Simulated simulated;
+  sharding::StepBound bound;
   sharding::Amounts moved;  // by resource: bytes, or seconds of device and cores
   double tokens_per_second = 0,
          flops_per_second = 0;                  // of all ranks; of one rank, without recomputation
   double tensor_seconds = 0, tensor_bytes = 0;  // of the layers' exchanges over tensor ranks
+  double of_bound() const { return simulated.seconds_per_step / bound.seconds(); }
 };
 
 struct Answer {

@@ -49,6 +49,16 @@ Json SecondsOf(const sharding::StepSeconds& of) {
   return json;
 }
 
+// Lines of a step's bound by their names.
+Json JsonOf(const sharding::StepBound& bound) {
+  Json lines = Json::object();
+  for (const auto& [name, seconds] : bound.lines()) lines[name] = seconds;
+  Json json = {{"seconds", bound.seconds()}, {"line", bound.line()}, {"lines", std::move(lines)}};
+  if (bound.order > 0) json["order_waits_for"] = bound.order_word();
+  json["updates_await_the_norm"] = bound.awaits_verdict;
+  return json;
+}
+
 Json TiersOf(const TierBytes& bytes) {
   Json json;
   for (int tier = 0; tier < kTiers; ++tier) json[Text(Name(static_cast<Tier>(tier)))] = bytes[tier];
@@ -92,6 +102,7 @@ Json JsonOf(const Question& question, const Answer& answer) {
   }
   json["critical"] = SecondsOf(time.simulated.critical);
   json["busy"] = SecondsOf(time.simulated.busy);
+  json["bound"] = JsonOf(time.bound);
   for (const Resource link : {Resource::kPeers, Resource::kNetwork, Resource::kToDevice,
                               Resource::kToHost, Resource::kDiskRead, Resource::kDiskWrite})
     json["moved_bytes"][Text(Name(link))] = time.moved[link];

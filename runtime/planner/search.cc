@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 #include <list>
+#include <numeric>
 #include <set>
 #include <utility>
 
@@ -106,6 +107,48 @@ std::optional<Config> ConfigWithFreeRam(const Answer& from) {
   if (!from.config.uses_nvme() || free <= from.room[1] / 8) return std::nullopt;
   Config config = from.config;
   config.ebb.host_memory = (from.room[1] - free / 8) >> 20 << 20;
+  return config;
+}
+
+// Gathers further ahead, in free memory of the GPU. A large unit, as an embedding, takes longer to come
+// than one block computes.
+std::vector<Config> ConfigsWithGathersAhead(const Question& question, const Answer& from) {
+  const ZeroConfig& zero = from.config.zero;
+  std::vector<Config> configs;
+  if (zero.stage < 3 || (question.ranks == 1 && zero.offload_param.device == Tier::kDevice))
+    return configs;
+  const int64_t largest = question.model.largest_unit();
+  for (int64_t ahead = from.config.ebb.prefetch_depth + 1; ahead <= 3; ++ahead) {
+    Config& config = configs.emplace_back(from.config);
+    config.ebb.prefetch_depth = ahead;
+    config.zero.prefetch_bucket_size = std::max(zero.prefetch_bucket_size, 2 * ahead * largest);
+    config.zero.max_live_parameters = std::max(zero.max_live_parameters, 2 * (ahead + 1) * largest);
+  }
+  return configs;
+}
+
+// Free memory of the GPU holds a part of the states that are below it.
+std::optional<Config> ConfigWithFreeGpu(const Question& question, const Answer& from) {
+  constexpr int kHundredths = 100;
+  const int64_t free = from.room[0] - from.held[0];
+  if (question.machine.is_cpu || from.config.optimizer_tier() == Tier::kDevice ||
+      from.config.zero.offload_optimizer.ratio != 1 || free <= 0)
+    return std::nullopt;
+  Config config = from.config;
+  const auto keep = [&](int64_t hundredths) {
+    config.zero.offload_optimizer.ratio =
+        static_cast<double>(kHundredths - hundredths) / kHundredths;
+  };
+  const auto fits = [&](int64_t hundredths) {
+    keep(hundredths);
+    const Answer answer = AnswerFor(question, config, from.choice.recompute, Depth::kMemory);
+    return answer.fits() && answer.held[0] <= from.room[0] - free / 8;
+  };
+  std::vector<int64_t> shares(kHundredths - 1);
+  std::iota(shares.begin(), shares.end(), 1);
+  const int64_t most = LargestThatFits(shares, fits);
+  if (most == 0) return std::nullopt;
+  keep(most);
   return config;
 }
 
@@ -338,6 +381,7 @@ std::optional<Change> BestChange(const Question& question, const Answer& from) {
     }
   }
   if (const std::optional<Config> with_ram = ConfigWithFreeRam(from)) add(*with_ram);
+  if (const std::optional<Config> with_gpu = ConfigWithFreeGpu(question, from)) add(*with_gpu);
   config = from.config;
   config.ebb.offload_gradients = Tier::kDevice;
   if (choice.states != Tier::kDevice) add(config);
@@ -355,14 +399,34 @@ std::optional<Change> BestChange(const Question& question, const Answer& from) {
   return ChangeOf(tries, from);
 }
 
-std::optional<Answer> WithFreeRam(const Question& question, const Answer& from, Depth depth) {
-  const std::optional<Config> config = ConfigWithFreeRam(from);
-  if (!config) return std::nullopt;
-  Answer answer =
-      AnswerFor(question, *config, from.choice.recompute, depth, kWorthIt * SpeedOf(from));
-  if (SpeedOf(answer) <= kWorthIt * SpeedOf(from)) return std::nullopt;
-  answer.keys = config::Difference(from.config, *config);
-  return answer;
+std::optional<Answer> WithFreeMemory(const Question& question, const Answer& from, Depth depth) {
+  Answer best = from;
+  const auto take_fastest = [&](const std::vector<Config>& configs) {
+    std::vector<Try> tries;
+    for (const Config& config : configs)
+      tries.push_back({.what = "",
+                       .question = &question,
+                       .config = config,
+                       .recompute = from.choice.recompute});
+    if (std::optional<Tried> tried = FastestOf(tries, kWorthIt * SpeedOf(best)))
+      best = std::move(tried->answer);
+  };
+  take_fastest(ConfigsWithGathersAhead(question, from));
+  std::vector<Config> configs;
+  if (std::optional<Config> with_gpu = ConfigWithFreeGpu(question, best)) {
+    const Answer answer = AnswerFor(question, *with_gpu, from.choice.recompute, Depth::kMemory);
+    if (std::optional<Config> with_both = ConfigWithFreeRam(answer))
+      configs.push_back(*std::move(with_both));
+    configs.push_back(*std::move(with_gpu));
+  }
+  if (std::optional<Config> with_ram = ConfigWithFreeRam(best))
+    configs.push_back(*std::move(with_ram));
+  take_fastest(configs);
+  if (best.config == from.config) return std::nullopt;
+  if (depth == Depth::kTimeAndPeak)
+    best = AnswerFor(question, best.config, from.choice.recompute, depth);
+  best.keys = config::Difference(from.config, best.config);
+  return best;
 }
 
 std::optional<Change> BestPurchase(const Question& question, const Answer& from) {

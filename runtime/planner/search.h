@@ -41,9 +41,11 @@ struct Change {
 // The best change of one setting of `from`'s config, of the micro-batch or of gathers further
 // ahead: the fastest answer that fits. Nothing: no change is faster, or none fits.
 std::optional<Change> BestChange(const Question& question, const Answer& from);
-// `from` with a part of what is on NVMe in the RAM that it leaves free (ebb.host_memory), if that is
-// faster.
-std::optional<Answer> WithFreeRam(const Question& question, const Answer& from, Depth depth);
+// `from` with the memory that it leaves free, if that is faster: the GPU's has gathers further ahead
+// (ebb.prefetch_depth) and a part of the states that are below it (offload_optimizer.ratio), and
+// updates them there; RAM has a part of what is on NVMe (ebb.host_memory). An eighth of what is free
+// stays free.
+std::optional<Answer> WithFreeMemory(const Question& question, const Answer& from, Depth depth);
 // A machine with twice the resource that the step waits for most. Nothing: the step waits for no
 // resource.
 std::optional<Change> BestPurchase(const Question& question, const Answer& from);

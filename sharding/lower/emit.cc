@@ -35,6 +35,32 @@ std::vector<int> TrainableInForward(const PassInputs& in) {
   return units;
 }
 
+// Early updates that wait for the last gradient, if states are below the device and parameters are
+// not on NVMe (those have carried updates): by elements one of three, the second. They come in
+// forward order. Otherwise, where updates take longer than backward, the next forward would begin
+// with the unit that is updated last.
+//
+//   backward  B5 B4 B3 B2 B1 B0              F0 F1 F2 F3 F4 F5
+//   updates      u5    u3    u2    u0  u1    u4
+std::vector<bool> BehindGradients(const PassInputs& in) {
+  constexpr int64_t kShare = 3;
+  const Decisions& d = in.plan.decisions;
+  std::vector<bool> behind(in.plan.layout.units.size(), false);
+  if (in.kind != PlanKind::kStep || d.timing != UpdateTiming::kEarly ||
+      d.optimizer_tier == Tier::kDevice || d.parameter_tier == Tier::kNvme)
+    return behind;
+  int64_t taken = 0, seen = 0;  // elements
+  for (int unit : TrainableInForward(in)) {
+    const int64_t elements = in.plan.layout.units[unit].trainable.shard;
+    if (d.has_matrices(unit)) continue;
+    seen += elements;
+    if (kShare * (2 * taken + elements) > 2 * seen) continue;
+    behind[unit] = true;
+    taken += elements;
+  }
+  return behind;
+}
+
 class Emission {
  public:
   Emission(const PassInputs& in, const SwapIns& swap_ins);
@@ -63,6 +89,10 @@ class Emission {
   void TakeParameterNorms();
 
   bool IsCarried(int unit) const { return swap_ins_.carried[unit]; }
+  // Its update is issued when its gradient is final.
+  bool IsEarly(int unit) const {
+    return d_.timing == UpdateTiming::kEarly && !IsCarried(unit) && !behind_gradients_[unit];
+  }
   auto SubGroupsOf(int unit) const { return in_.plan.table.SubGroupNumbersOf(unit); }
   // At stage 0 every rank updates with all of them.
   bool GathersGradients() const { return d_.stage == 0 && d_.world > 1; }
@@ -82,9 +112,10 @@ class Emission {
   size_t next_swap_in_ = 0;
   int uploaded_swap_ins_ = 0;
   BoundaryTicks boundary_ticks_;
-  std::vector<bool> updated_;  // by unit: its update is issued
-  int carried_left_ = 0;       // units to come
-  int begun_ = -1;             // the unit whose matrices are on their way
+  const std::vector<bool> behind_gradients_;  // by unit
+  std::vector<bool> updated_;                 // by unit: its update is issued
+  int carried_left_ = 0;                      // units to come
+  int begun_ = -1;                            // the unit whose matrices are on their way
   // Sub-groups of early updates, in their order, with states that have been or are being read; and
   // those of them that are not updated yet.
   std::vector<int> early_sub_groups_;
@@ -102,6 +133,7 @@ Emission::Emission(const PassInputs& in, const SwapIns& swap_ins)
       boundaries_(in, writer_),
       reductions_(in, writer_),
       updates_(in, swap_ins, writer_),
+      behind_gradients_(BehindGradients(in)),
       updated_(in.plan.layout.units.size(), false),
       carried_left_(
           static_cast<int>(std::count(swap_ins.carried.begin(), swap_ins.carried.end(), true))) {}
@@ -172,6 +204,8 @@ void Emission::Finish() {
   BeginMoment(Moment::kFinish, -1);
   if (in_.kind == PlanKind::kWalk) return Exchange();
   if (d_.holds) HoldNorms();
+  for (int unit : TrainableInForward(in_))
+    if (behind_gradients_[unit]) Update(unit);
   Exchange();
   if (d_.has_norms()) TakeParameterNorms();
   UpdateRest();
@@ -229,7 +263,7 @@ void Emission::Reduce(int group) {
   }
   if (GathersGradients() && !d_.holds && !complete.empty()) reductions_.GatherGradients(complete);
   for (int unit : complete)
-    if (d_.timing == UpdateTiming::kEarly && !IsCarried(unit)) Update(unit);
+    if (IsEarly(unit)) Update(unit);
   ReadParameters();  // into what updates have left
 }
 
@@ -251,15 +285,19 @@ void Emission::Exchange() {
 }
 
 // Carried updates come first, in forward; then early ones, in the order in which gradients are
-// final.
+// final; then those behind all gradients, in forward order.
 void Emission::FindEarlyUpdates() {
   if (d_.timing != UpdateTiming::kEarly) return;
   for (const std::vector<int>& group : in_.reduction.groups) {
     for (int scope : group) {
       const int unit = in_.plan.scopes[scope].unit;
-      if (!in_.reduction.is_last[scope] || IsCarried(unit) || d_.has_matrices(unit)) continue;
+      if (!in_.reduction.is_last[scope] || !IsEarly(unit) || d_.has_matrices(unit)) continue;
       for (const int g : SubGroupsOf(unit)) early_sub_groups_.push_back(g);
     }
+  }
+  for (int unit : TrainableInForward(in_)) {
+    if (!behind_gradients_[unit]) continue;
+    for (const int g : SubGroupsOf(unit)) early_sub_groups_.push_back(g);
   }
 }
 

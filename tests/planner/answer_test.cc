@@ -13,10 +13,12 @@
 #include "ebb/runtime/planner/answer_json.h"
 #include "ebb/runtime/planner/answer_table.h"
 #include "ebb/runtime/planner/batch.h"
+#include "ebb/runtime/planner/bound_text.h"
 #include "ebb/runtime/planner/model_shape.h"
 #include "ebb/runtime/planner/named_machines.h"
 #include "ebb/runtime/planner/peers.h"
 #include "ebb/runtime/planner/search.h"
+#include "ebb/runtime/planner/small_states.h"
 #include "nlohmann/json.hpp"
 #include "tests/status.h"
 
@@ -204,6 +206,56 @@ TEST(Search, StateOnNvmeMovesOverTheDisk) {
   EXPECT_THAT(answer.peak->moment, HasSubstr("backward"));
   EXPECT_THAT(WordsOf(answer.choice),
               "stage 3, parameters on NVMe, states on NVMe, blocks recomputed");
+}
+
+// 1.5 B parameters leave room for states on the GPU, which updates these itself.
+TEST(Search, FreeMemoryOfTheGpuHasAPartOfTheStates) {
+  const Question question = QuestionOf("qwen2.5-1.5b", "rtx4090-64gb", 1);
+  for (const Tier states : {Tier::kCpu, Tier::kNvme}) {
+    const Answer from = AnswerFor(question, {.stage = 3, .states = states}, Depth::kTime);
+    ASSERT_TRUE(from.fits()) << from.lacks();
+    const std::optional<Answer> with = WithFreeMemory(question, from, Depth::kTime);
+    ASSERT_TRUE(with);
+    EXPECT_LT(with->config.zero.offload_optimizer.ratio, 1);
+    EXPECT_TRUE(with->fits()) << with->lacks();
+    EXPECT_GT(with->held[0], from.held[0]);
+    EXPECT_GT(with->time->tokens_per_second, 1.1 * from.time->tokens_per_second);
+    EXPECT_THAT(with->keys, HasSubstr("ratio"));
+    // The written file has the same plan.
+    ASSERT_OK_AND_ASSIGN(const Config written, Config::FromJson(with->config.ToJson()));
+    const Answer again = AnswerFor(question, written, from.choice.recompute, Depth::kTime);
+    EXPECT_EQ(again.time->tokens_per_second, with->time->tokens_per_second);
+    EXPECT_FALSE(WithFreeMemory(question, *with, Depth::kMemory)) << "a given share stays";
+  }
+}
+
+// The lines of links are what the step moves, at the machine's rates.
+TEST(Answers, HaveABoundThatNoSimulatedStepBeats) {
+  constexpr double kOverlap = 1.02;
+  Question question = QuestionOf("qwen2.5-1.5b", "rtx4090-64gb", 1);
+  for (const bool clips : {true, false}) {
+    if (!clips) question.config = WithSmallStates(question.config);
+    for (const Choice& choice :
+         {Choice{.stage = 3, .states = Tier::kCpu},
+          Choice{.stage = 3, .parameters = Tier::kCpu, .states = Tier::kCpu},
+          Choice{.stage = 3, .parameters = Tier::kNvme, .states = Tier::kNvme}}) {
+      const Answer answer = AnswerFor(question, choice, Depth::kTime);
+      ASSERT_TRUE(answer.time) << answer.lacks();
+      const StepTime& time = *answer.time;
+      const auto line = [&](sharding::Resource resource) {
+        return time.bound.resources[static_cast<size_t>(resource)];
+      };
+      EXPECT_LE(time.bound.seconds(), kOverlap * time.simulated.seconds_per_step);
+      if (clips) {
+        EXPECT_LT(time.of_bound(), 1.15) << WordsOf(choice) << BoundText(answer);
+      }
+      EXPECT_EQ(time.bound.awaits_verdict, clips);
+      EXPECT_NEAR(line(sharding::Resource::kToDevice),
+                  time.moved[sharding::Resource::kToDevice] / (question.machine.pcie_gb_s * 1e9),
+                  1e-9);
+      EXPECT_THAT(BoundText(answer), HasSubstr(time.bound.line()));
+    }
+  }
 }
 
 TEST(Search, OneChangeMakesItFitOrFaster) {

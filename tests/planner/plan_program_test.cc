@@ -177,6 +177,20 @@ TEST_F(PlanProgramTest, AdvisesChangesToAFileThatDoesNotFit) {
   EXPECT_EQ(answer["remedy"], nullptr);
 }
 
+TEST_F(PlanProgramTest, PrintsWhatNoOrderOfTheOperationsBeats) {
+  const std::string question =
+      "--model gpt2-xl --machine rtx4090-64gb --stage 1 --offload-optimizer cpu";
+  EXPECT_THAT(Run(question + " --bound").printed,
+              testing::AllOf(HasSubstr("No order of these operations takes less than"),
+                             HasSubstr("no update before the norm of the whole step")));
+  EXPECT_THAT(Run(question).printed, testing::Not(HasSubstr("No order of")));
+  const auto chosen = Json(question)["chosen"];
+  const std::string line = chosen["bound"]["line"];
+  EXPECT_EQ(chosen["bound"]["lines"][line], chosen["bound"]["seconds"]);
+  EXPECT_LE(chosen["bound"]["seconds"], 1.02 * chosen["step_seconds"].get<double>());
+  EXPECT_TRUE(chosen["bound"]["updates_await_the_norm"]);
+}
+
 // With states in RAM, gradients are in RAM too. Two cores take long to sum four of them.
 TEST_F(PlanProgramTest, AdvisesToKeepGradientsOnTheGpu) {
   const std::string machine = Write("machine.json", R"({"gpus": 1, "gpu_memory": "3.8GiB",

@@ -18,6 +18,7 @@
 namespace ebb::sharding::lower_test {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::ElementsAreArray;
 
 bool IsOfExchange(Role kind) {
@@ -254,6 +255,40 @@ TEST(Interruption, AStepWithoutPrefetchHasNothingToBringAgainBetweenScopes) {
     EXPECT_TRUE(FindToBringAgain(cells, list, list.moments.front().end).empty());
     EXPECT_TRUE(FindToBringAgain(cells, list, list.moments.back().begin).empty());
   }
+}
+
+// Units of updates, in the order of issue.
+std::vector<int> UpdatedUnits(const Config& config) {
+  const ModelSpec model = UnitChain({4096, 4096, 4096, 4096, 4096, 4096});
+  const absl::StatusOr<Plan> plan =
+      PlanStep({.model = &model, .config = &config, .optimizer_states = 2});
+  EXPECT_OK(plan);
+  std::vector<int> units;
+  for (const Op& op : plan->ops)
+    if (op.role == Role::kUpdate) units.push_back(op.parts.front().unit);
+  units.erase(std::unique(units.begin(), units.end()), units.end());  // several sub-groups
+  return units;
+}
+
+// The second of three comes behind all gradients, in forward order. Parameters on NVMe have carried
+// updates instead.
+TEST(EarlyUpdates, OfStatesBelowTheDeviceWaitForTheLastGradientOneOfThree) {
+  Config config;
+  config.micro_batch_size = 1;
+  config.gradient_accumulation_steps = 1;
+  config.compute = DType::kBFloat16;
+  config.gradient_clipping = 0;
+  config.ebb.check_overflow = false;
+  config.bf16_check_grad_overflow = false;
+  config.ebb.coalesce_bytes = 0;
+  config.zero.stage = 1;
+  EXPECT_THAT(UpdatedUnits(config), ElementsAre(5, 4, 3, 2, 1, 0)) << "on the device";
+  for (const Tier states : {Tier::kCpu, Tier::kNvme}) {
+    config.zero.offload_optimizer = {.device = states, .nvme_paths = {"/disk"}};
+    EXPECT_THAT(UpdatedUnits(config), ElementsAre(5, 3, 2, 0, 1, 4));
+  }
+  config.gradient_clipping = 1;
+  EXPECT_THAT(UpdatedUnits(config), ElementsAre(0, 1, 2, 3, 4, 5)) << "late";
 }
 
 }  // namespace

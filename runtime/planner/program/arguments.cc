@@ -48,7 +48,8 @@ struct Given {
   std::optional<DType> dtype;
   std::optional<Quantity> largest;
   bool recompute = false, unfused = false, whole_logits = false, list = false, all = false,
-       json = false, show_machine = false, small_states = false, published_runs = false;
+       json = false, bound = false, show_machine = false, small_states = false,
+       published_runs = false;
   Arguments::Files files;
 
   bool asks() const {
@@ -191,8 +192,11 @@ void WarnOfHosts(const Question& question, std::vector<std::string>& warnings) {
 }
 
 absl::StatusOr<Arguments> ArgumentsOf(const Given& given) {
-  Arguments arguments{
-      .largest = given.largest, .all = given.all, .json = given.json, .files = given.files};
+  Arguments arguments{.largest = given.largest,
+                      .all = given.all,
+                      .json = given.json,
+                      .bound = given.bound,
+                      .files = given.files};
   Question& question = arguments.question;
   EBB_ASSIGN_OR_RETURN(question.model, ModelOf(given.model));
   EBB_ASSIGN_OR_RETURN(question.machine, MachineOf(given.machine, given));
@@ -383,6 +387,8 @@ void AddOptions(CLI::App& app, Given& given) {
   AddWords<Quantity>(app, "--largest", given.largest, kQuantityWords,
                      "find the largest one that fits in any configuration");
   app.add_flag("--all", given.all, "print a line for each configuration");
+  app.add_flag("--bound", given.bound,
+               "print what no order of the step's operations can beat, by resource");
   app.add_flag("--json", given.json, "print everything as JSON");
   text("--write", given.files.write, "FILE", "write the configuration as DeepSpeed's JSON");
   text("--trace", given.files.trace, "FILE", "write a timeline of its steps for ui.perfetto.dev");
@@ -393,9 +399,10 @@ void AddOptions(CLI::App& app, Given& given) {
   app.add_flag("--show-machine", given.show_machine, "print the machine's figures as JSON");
   for (const char* other : {"--micro-batches", "--largest"})
     batch_tokens->excludes(app.get_option(other));
-  for (const char* of_one : {"--ranks", "--price", "--micro-batches", "--machine", "--stage",
-                             "--offload-param", "--offload-optimizer", "--offload-activations",
-                             "--recompute", "--largest", "--all", "--write", "--trace", "--svg"})
+  for (const char* of_one :
+       {"--ranks", "--price", "--micro-batches", "--machine", "--stage", "--offload-param",
+        "--offload-optimizer", "--offload-activations", "--recompute", "--largest", "--all",
+        "--bound", "--write", "--trace", "--svg"})
     compared->excludes(app.get_option(of_one));
 }
 

@@ -16,7 +16,7 @@ struct Arguments {
   std::optional<Choice> asked = {};
   std::optional<Quantity> largest = {};
   std::vector<Offer> offers = {};  // machines to compare; none: only the question's
-  bool all = false, json = false;
+  bool all = false, json = false, bound = false;
   std::vector<std::string> warnings = {};  // a line each
   struct Files {
     std::string write = "", trace = "", svg = "";  // "": not written

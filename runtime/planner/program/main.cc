@@ -21,6 +21,7 @@
 #include "ebb/runtime/planner/answer_table.h"
 #include "ebb/runtime/planner/answer_title.h"
 #include "ebb/runtime/planner/batch.h"
+#include "ebb/runtime/planner/bound_text.h"
 #include "ebb/runtime/planner/program/arguments.h"
 #include "ebb/runtime/planner/search.h"
 #include "ebb/runtime/planner/trials.h"
@@ -162,6 +163,11 @@ std::string LargestOfStatesText(const Arguments& arguments, const Advised& advis
   return text;
 }
 
+std::string TextOf(const Arguments& arguments, const Question& question, const Answer& answer) {
+  return absl::StrCat(WordsOf(answer), "\n\n", AnswerText(question, answer),
+                      arguments.bound ? BoundText(answer) : "");
+}
+
 std::string LargestText(const Arguments& arguments, const Largest& found) {
   const char* const unit = FactsOf(*arguments.largest).unit;
   if (found.most == 0)
@@ -176,8 +182,7 @@ std::string LargestText(const Arguments& arguments, const Largest& found) {
   const int64_t longest = found.question.model.context;
   if (longest > 0 && found.question.pass.context > longest)
     absl::StrAppend(&text, ", of a model that is made for ", longest);
-  return absl::StrCat(text, "\n", WordsOf(found.answer), "\n\n",
-                      AnswerText(found.question, found.answer));
+  return absl::StrCat(text, "\n", TextOf(arguments, found.question, found.answer));
 }
 
 // Writes the configuration, and says what a file of it does not say.
@@ -306,7 +311,7 @@ absl::Status AnswerQuestion(const Arguments& arguments) {
     }
   } else if (fastest) {
     chosen = AnswerFor(question, *config_of_fastest, fastest->recompute, Depth::kTimeAndPeak);
-    if (std::optional<Answer> faster = WithFreeRam(question, *chosen, Depth::kTimeAndPeak))
+    if (std::optional<Answer> faster = WithFreeMemory(question, *chosen, Depth::kTimeAndPeak))
       chosen = *std::move(faster);
   } else {
     remedy = RemedyForBatch(question, least, Depth::kTimeAndPeak);
@@ -331,7 +336,7 @@ absl::Status AnswerQuestion(const Arguments& arguments) {
                     arguments.asked ? "as asked: "
                     : fastest       ? "the fastest that fits: "
                                     : "this fits with other keys: ",
-                    WordsOf(*chosen), "\n\n", AnswerText(question, *chosen), ChangesText(advised));
+                    TextOf(arguments, question, *chosen), ChangesText(advised));
     if (arguments.asked && fastest && chosen->fits() && !(*fastest == chosen->choice))
       absl::StrAppend(&text, "The fastest that fits: ", WordsOf(*fastest), "\n");
   } else {
