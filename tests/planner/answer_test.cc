@@ -12,6 +12,7 @@
 #include "absl/strings/str_split.h"
 #include "ebb/runtime/planner/answer_json.h"
 #include "ebb/runtime/planner/answer_table.h"
+#include "ebb/runtime/planner/answer_title.h"
 #include "ebb/runtime/planner/batch.h"
 #include "ebb/runtime/planner/bound_text.h"
 #include "ebb/runtime/planner/model_shape.h"
