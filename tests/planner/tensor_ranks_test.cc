@@ -223,7 +223,7 @@ TEST(TensorRanks, ExchangeInsideOfAHostWhereTheyFit) {
   EXPECT_NEAR(MovedOver(eight, kPeers), eight.time->tensor_bytes, 1e-4 * eight.time->tensor_bytes);
   const double part = 2 * 174.6e9 / 8;
   EXPECT_NEAR(MovedOver(eight, kNetwork), 7.0 / 8 * 2 * part, 0.02 * part);
-  // Of sixteen, 8 rings go through 2 hosts. Their data ranks are on 4 pairs of hosts.
+  // Sixteen: 8 rings go through 2 hosts. Their data ranks are on 4 pairs of hosts.
   EXPECT_NEAR(MovedOver(sixteen, kNetwork), sixteen.time->tensor_bytes / 8 + 3.0 / 4 * 2 * part / 2,
               0.02 * part);
   EXPECT_GT(eight.time->simulated.seconds_per_step, eight.time->tensor_seconds);
