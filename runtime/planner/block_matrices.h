@@ -23,7 +23,7 @@ struct Matrix {
 };
 
 bool HasExperts(const ModelShape& shape, int64_t layer);
-// Of queries, keys, values and attention's output: tensor ranks have whole heads, and of queries all
+// The matrices of queries, keys, values and attention's output: tensor ranks have whole heads, and all queries
 // that share keys and values.
 std::vector<Matrix> AttentionOf(const ModelShape& shape);
 std::vector<Matrix> FeedForwardOf(const ModelShape& shape, int64_t layer);

@@ -17,8 +17,6 @@
 namespace ebb::planner {
 namespace {
 
-using sharding::Resource;
-
 std::vector<Tier> TiersOf(const Machine& machine) {
   std::vector<Tier> tiers = {Tier::kDevice};
   if (!machine.is_cpu) tiers.push_back(Tier::kCpu);  // a CPU's RAM is the device's memory
@@ -431,6 +429,7 @@ std::optional<Answer> WithFreeMemory(const Question& question, const Answer& fro
 
 std::optional<Change> BestPurchase(const Question& question, const Answer& from) {
   if (!from.time) return std::nullopt;
+  using sharding::Resource;
   struct Part {
     const char* name;
     std::vector<Resource> resources;
@@ -452,12 +451,11 @@ std::optional<Change> BestPurchase(const Question& question, const Answer& from)
     double seconds = 0;
     for (const Resource resource : part.resources) {
       const auto of = static_cast<int>(resource);
-      seconds += from.time->simulated.critical.resources[of];
       // Kernels and the exchanges of layers take turns, so that neither fills a resource alone.
-      if (from.choice.tensor > 1 &&
-          (resource == Resource::kDevice || resource == Resource::kPeers ||
-           resource == Resource::kNetwork))
-        seconds += from.time->simulated.busy.resources[of];
+      const bool takes_turns = resource == Resource::kDevice || resource == Resource::kPeers ||
+                               resource == Resource::kNetwork;
+      seconds += from.time->simulated.critical.resources[of];
+      if (takes_turns && from.choice.tensor > 1) seconds += from.time->simulated.busy.resources[of];
     }
     return seconds;
   };
