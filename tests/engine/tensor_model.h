@@ -57,19 +57,51 @@ class TensorTrainer {
 
   explicit TensorTrainer(Engine& engine) : engine_(engine), tensor_(engine.tensor()) {}
 
+  // A sample, and what the model learns to make of it.
+  static Vector Input(int64_t number, int sample) {
+    Vector x(kWidth);
+    for (size_t i = 0; i < kWidth; ++i)
+      x[i] = std::cos(static_cast<float>(i) * 1.7f + static_cast<float>(number) +
+                      5 * static_cast<float>(sample));
+    return x;
+  }
+  static float Target(size_t i) { return 0.3f * static_cast<float>(i); }
+
   absl::Status Train(int64_t number, const Fault& fault = nullptr) {
     Step step = engine_.BeginStep();
+    Walk(step, number, fault);
+    return step.Finish();
+  }
+  // A step's gradients, whole, by parameter.
+  absl::StatusOr<std::vector<Vector>> Gradients(int64_t number) {
+    Step step = engine_.BeginStep({.hold_updates = true});
+    Walk(step, number, nullptr);
+    EBB_RETURN_IF_ERROR(step.Reduce());
+    std::vector<Vector> all;
+    for (size_t p = 0; p < engine_.model().parameters.size(); ++p) {
+      const ParameterSpec& parameter = engine_.model().parameters[p];
+      Vector& whole = all.emplace_back(static_cast<size_t>(Elements(WholeShape(parameter))));
+      EBB_RETURN_IF_ERROR(
+          engine_.Gather(static_cast<ParameterId>(p), StateClass::kGradient, whole));
+    }
+    EBB_RETURN_IF_ERROR(step.Finish());
+    return all;
+  }
+
+ private:
+  struct Kept {
+    Vector x, z, h;
+  };
+
+  void Walk(Step& step, int64_t number, const Fault& fault) {
     for (int m = 0; m < step.rounds(); ++m) {
-      Vector x(kWidth);
-      for (size_t i = 0; i < kWidth; ++i)
-        x[i] = std::cos(static_cast<float>(i) * 1.7f + static_cast<float>(number) +
-                        5 * static_cast<float>(engine_.data_rank() + m));
+      Vector x = Input(number, engine_.data_rank() + m);
       std::vector<Kept> kept(kBlocks);
       for (int b = 0; b < kBlocks; ++b) x = Forward(step.Forward(UnitId{b}), b, x, kept[b]);
       float loss = 0;
       Vector dy(kWidth);
       for (size_t i = 0; i < kWidth; ++i) {
-        const float error = x[i] - 0.3f * static_cast<float>(i);
+        const float error = x[i] - Target(i);
         loss += error * error / 2;
         dy[i] = error * step.loss_scale();
       }
@@ -77,13 +109,7 @@ class TensorTrainer {
       for (int b = kBlocks; b-- > 0;)
         dy = Backward(step.Backward(UnitId{b}), b, kept[b], dy, b == 0 ? fault : nullptr);
     }
-    return step.Finish();
   }
-
- private:
-  struct Kept {
-    Vector x, z, h;
-  };
 
   Vector Forward(const Scope& scope, int b, const Vector& x, Kept& kept) {
     const Vector up = Values(scope, b, kUp), bias = Values(scope, b, kUpBias),

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -118,6 +119,89 @@ TEST(TensorSplit, StagesAndTiersChangeNoBit) {
   Config replicas = TensorConfig(2, 2);
   replicas.ebb.shard_group = 1;
   EXPECT_EQ(Train(replicas, 2).front(), first) << "replicas";
+}
+
+// One sample's gradients in fp64, from the whole parameters.
+std::vector<std::vector<double>> ReferenceGradients(const std::vector<Vector>& masters) {
+  using Numbers = std::vector<double>;
+  const auto of = [&](int block, TensorRole role) -> const Vector& {
+    return masters[static_cast<size_t>(Of(block, role))];
+  };
+  const Vector input = TensorTrainer::Input(0, 0);
+  std::vector<Numbers> inputs = {Numbers(input.begin(), input.end())}, hidden;
+  for (int b = 0; b < kBlocks; ++b) {
+    Numbers y(of(b, kDownBias).begin(), of(b, kDownBias).end()), h(kHidden);
+    for (size_t j = 0; j < kHidden; ++j) {
+      double sum = of(b, kUpBias)[j];
+      for (size_t i = 0; i < kWidth; ++i)
+        sum += double{of(b, kUp)[j * kWidth + i]} * of(b, kGain)[i] * inputs.back()[i];
+      h[j] = std::tanh(sum);
+      for (size_t i = 0; i < kWidth; ++i) y[i] += of(b, kDown)[i * kHidden + j] * h[j];
+    }
+    inputs.push_back(std::move(y));
+    hidden.push_back(std::move(h));
+  }
+  std::vector<Numbers> gradients;
+  for (const Vector& parameter : masters) gradients.emplace_back(parameter.size());
+  Numbers dy = inputs.back();
+  for (size_t i = 0; i < kWidth; ++i) dy[i] -= TensorTrainer::Target(i);
+  for (int b = kBlocks; b-- > 0;) {
+    const auto to = [&](TensorRole role) -> Numbers& {
+      return gradients[static_cast<size_t>(Of(b, role))];
+    };
+    const Numbers& x = inputs[static_cast<size_t>(b)];
+    Numbers dx(kWidth);
+    to(kDownBias) = dy;
+    for (size_t j = 0; j < kHidden; ++j) {
+      const double h = hidden[static_cast<size_t>(b)][j];
+      double dh = 0;
+      for (size_t i = 0; i < kWidth; ++i) {
+        dh += of(b, kDown)[i * kHidden + j] * dy[i];
+        to(kDown)[i * kHidden + j] = dy[i] * h;
+      }
+      const double d_sum = to(kUpBias)[j] = dh * (1 - h * h);
+      for (size_t i = 0; i < kWidth; ++i) {
+        const double gain = of(b, kGain)[i], up = of(b, kUp)[j * kWidth + i];
+        to(kUp)[j * kWidth + i] = d_sum * gain * x[i];
+        to(kGain)[i] += d_sum * up * x[i];
+        dx[i] += d_sum * up * gain;
+      }
+    }
+    dy = std::move(dx);
+  }
+  return gradients;
+}
+
+// The length of what is off, over all parameters.
+double ErrorOf(const std::vector<Vector>& gradients,
+               const std::vector<std::vector<double>>& reference) {
+  double squares = 0;
+  for (size_t p = 0; p < reference.size(); ++p)
+    for (size_t i = 0; i < reference[p].size(); ++i)
+      squares += std::pow(gradients[p][i] - reference[p][i], 2);
+  return std::sqrt(squares);
+}
+
+TEST(TensorSplit, GradientsAreAsFarFromFp64AsThoseOfOneRank) {
+  double one = 0;
+  for (const int tensor : {1, 2, 3, 7}) {
+    std::vector<Vector> masters, gradients;
+    OnThreads(tensor, [&](World world) -> absl::Status {
+      EBB_ASSIGN_OR_RETURN(Engine engine, Engine::Create(world, Device::Cpu(1), TensorModel(),
+                                                         TensorConfig(1, tensor)));
+      EBB_ASSIGN_OR_RETURN(std::vector<Vector> values, GatherAll(engine, StateClass::kMaster));
+      EBB_ASSIGN_OR_RETURN(std::vector<Vector> found, TensorTrainer(engine).Gradients(0));
+      if (world.rank() > 0) return absl::OkStatus();
+      masters = std::move(values);
+      gradients = std::move(found);
+      return absl::OkStatus();
+    });
+    const double error = ErrorOf(gradients, ReferenceGradients(masters));
+    if (tensor == 1) one = error;
+    EXPECT_GT(one, 0);
+    EXPECT_LT(one, 1e-6);  // they are those gradients
+    EXPECT_LE(error, 4 * one) << tensor;
+  }
 }
 
 // Whole parameters, under clipping, on each tensor rank.
