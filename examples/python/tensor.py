@@ -63,7 +63,9 @@ def main() -> None:
         "tensor_parallel": {"autotp_size": options.tensor},
         "gradient_clipping": 1.0,
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01}},
-        "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}, "offload_optimizer": {"device": "cpu"}},
+        "zero_optimization": {
+            "stage": 3, "offload_param": {"device": "cpu"}, "offload_optimizer": {"device": "cpu"}, "stage3_param_persistence_threshold": 0,
+        },
     }
     model = make_model()
     engine = ebb.initialize(model, settings)
