@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
+#include <set>
 #include <utility>
+#include <vector>
 
 #include "ebb/runtime/planner/search.h"
 #include "ebb/runtime/planner/trials.h"
@@ -212,6 +215,35 @@ std::optional<LargerBatch> FindLargerBatch(const Question& question, const Answe
   return LargerBatch{.tokens = SequencesOf(best->config) *
                                question.data_ranks(best->choice.tensor) * question.pass.context,
                      .answer = *best};
+}
+
+std::vector<Answer> FastestOfOtherWidths(const Question& question) {
+  std::vector<Answer> fastest;
+  if (question.pass.own_activations >= 0) return fastest;
+  Question other = question;
+  if (other.sequences == 0)
+    other.sequences = std::max<int64_t>(1, question.config.micro_batch_size) *
+                      std::max<int64_t>(1, question.config.gradient_accumulation_steps) *
+                      question.data_ranks(question.first_width());
+  for (const auto& [width, model] : question.over_tensor) {
+    if (std::count(question.widths.begin(), question.widths.end(), width) > 0) continue;
+    other.widths = {1, width};
+    const std::vector<int> possible = other.possible_widths();
+    if (possible.empty() || possible.back() != width) continue;
+    other.widths = {width};
+    std::optional<Answer> best;
+    std::set<std::pair<int, bool>> fitting;  // stages, without and with recomputation
+    for (const Choice& choice : Choices(other)) {
+      // Places further down than the first that fit are not faster.
+      if (fitting.contains({choice.stage, choice.recompute})) continue;
+      const double enough = best ? kWorthIt * SpeedOf(*best) : 0;
+      Answer answer = AnswerForBatch(other, choice, Depth::kTime, enough);
+      if (answer.fits()) fitting.insert({choice.stage, choice.recompute});
+      if (SpeedOf(answer) > enough) best = std::move(answer);
+    }
+    if (best) fastest.push_back(*std::move(best));
+  }
+  return fastest;
 }
 
 }  // namespace ebb::planner

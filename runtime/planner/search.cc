@@ -284,32 +284,6 @@ std::vector<Answer> AnswerAll(const Question& question) {
                    [&](size_t i) { return AnswerForBatch(cut, choices[i], Depth::kTime); });
 }
 
-std::vector<Answer> FastestOfOtherWidths(const Question& question) {
-  std::vector<Answer> fastest;
-  if (question.pass.own_activations >= 0) return fastest;
-  const auto of_config = [](int64_t number) { return std::max<int64_t>(1, number); };
-  Question other = question;
-  if (other.sequences == 0)
-    other.sequences = of_config(question.config.micro_batch_size) *
-                      of_config(question.config.gradient_accumulation_steps) *
-                      question.data_ranks(question.first_width());
-  for (const auto& [width, model] : question.over_tensor) {
-    if (std::count(question.widths.begin(), question.widths.end(), width) > 0) continue;
-    other.widths = {1, width};
-    const std::vector<int> possible = other.possible_widths();
-    if (possible.empty() || possible.back() != width) continue;
-    other.widths = {width};
-    std::optional<Answer> best;
-    for (const Choice& choice : Choices(other)) {
-      const double enough = best ? kWorthIt * SpeedOf(*best) : 0;
-      Answer answer = AnswerForBatch(other, choice, Depth::kTime, enough);
-      if (SpeedOf(answer) > enough) best = std::move(answer);
-    }
-    if (best) fastest.push_back(*std::move(best));
-  }
-  return fastest;
-}
-
 const Answer* Fastest(std::span<const Answer> answers) {
   double most = 0;
   for (const Answer& answer : answers) most = std::max(most, SpeedOf(answer));

@@ -11,5 +11,5 @@ declared=$(grep -o 'ebb_[a-z_0]*(' "$3" | tr -d '(' | sort -u)
   echo "declared:" $declared >&2
   exit 1
 }
-[ "$(echo "$exported" | wc -l)" -le 52 ]
+[ "$(echo "$exported" | wc -l)" -le 56 ]
 ! ldd "$2" | grep -E 'libmpi|libnccl' >&2

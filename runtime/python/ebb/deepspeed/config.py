@@ -14,6 +14,7 @@ from torch import nn
 
 from .._library import Error
 from .._model import compute_dtype, config_text, resolved
+from .._world import meet
 
 log = logging.getLogger("ebb")
 _DTYPES = {"bf16": torch.bfloat16, "bfloat16": torch.bfloat16, "fp16": torch.float16, "float16": torch.float16, "half": torch.float16,
@@ -90,15 +91,12 @@ class DeepSpeedConfig:
         if kept != "auto" and not (isinstance(kept, list) and all(isinstance(one, str) for one in kept)):
             raise DeepSpeedConfigError(f'data_types.keep_in_fp32_modules must be "auto" or a list of name patterns, got {kept!r}')
         self.loads_universal = bool((given.get("checkpoint") or {}).get("load_universal"))
-        if world is None:
-            from .._world import meet
-
-            world = meet().size
-        self.world_size = world
-        self._given = given
+        mesh = (given.get("ebb") or {}).get("mesh") or {}
+        if (ranks := (given.get("tensor_parallel") or {}).get("autotp_size") or mesh.get("tensor")) not in (None, 0, 1, "auto"):
+            raise Error(f"autotp_size {ranks}: through DeepSpeed's names every rank is data-parallel. ebb.initialize takes tensor ranks", "UNIMPLEMENTED")
+        world = meet().size if world is None else world
+        self.world_size, self._given = world, given
         self.resolved = resolved(config_text(given), world)
-        if (ranks := self.resolved.get("ebb", {}).get("mesh", {}).get("tensor", 1)) > 1:
-            raise Error(f"{ranks} tensor ranks: through DeepSpeed's names every rank is data-parallel. ebb.initialize takes them", "UNIMPLEMENTED")
         self.train_batch_size = int(self.resolved["train_batch_size"])
         self.train_micro_batch_size_per_gpu = int(self.resolved["train_micro_batch_size_per_gpu"])
         self.gradient_accumulation_steps = int(self.resolved["gradient_accumulation_steps"])
@@ -163,7 +161,7 @@ def refuse_parallel(mpu: Any, mesh: Any) -> None:
         raise Error("mesh_param: sequence parallelism is not built, so every rank is data-parallel", "UNIMPLEMENTED")
     size = getattr(mpu, "get_tensor_model_parallel_world_size", None) or getattr(mpu, "get_model_parallel_world_size", None)
     if size is not None and size() > 1:
-        raise Error("mpu= with model-parallel ranks: tensor parallelism is not built, so every rank is data-parallel", "UNIMPLEMENTED")
+        raise Error("mpu= with model-parallel ranks: through DeepSpeed's names every rank is data-parallel", "UNIMPLEMENTED")
 
 
 def add_config_arguments(parser: Any) -> Any:

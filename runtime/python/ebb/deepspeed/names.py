@@ -99,7 +99,7 @@ TABLE = (
     Row("moe.utils moe.layer", "is_moe_param split_params_into_different_moe_groups_for_optimizer", "small_names", "no; the groups as they are"),
     Row("moe.layer", "MoE", "refused", "experts are not spread over ranks; models with experts of their own train"),
     Row(".", "init_inference InferenceEngine DeepSpeedInferenceConfig", "refused", "Ebb trains: call the model itself"),
-    Row(".", "tp_model_init set_autotp_mode", "refused", "tensor parallelism is not built"),
+    Row(".", "tp_model_init set_autotp_mode", "refused", "through these names every rank is data-parallel; `ebb.initialize` has tensor parallelism"),
     Row(". runtime.hybrid_engine", "DeepSpeedHybridEngine", "refused", "there is no hybrid engine: call the model's generate()"),
     Row(". ops.transformer", "DeepSpeedTransformerLayer DeepSpeedTransformerConfig", "refused", "kernels are the model's"),
     Row("zero runtime.zero", "TiledLinear TiledLinearReturnBias", "refused", "use torch's Linear: one layer is gathered at a time"),
