@@ -321,6 +321,38 @@ def test_the_whole_model_is_read_written_and_saved(folder):
 
 
 @on_four
+def test_each_mesh_loads_the_checkpoint_of_another(folder):
+    """With four data ranks, and back; the moments too."""
+    mesh_of()
+    batches, whole = token_batches(2, 4), config(3, ADAMW)
+    cut = {**whole, "tensor_parallel": {"autotp_size": 2}}
+
+    def loaded(settings, path):
+        model = llama()
+        engine = ebb.initialize(model, settings)
+        engine.load(path)
+        return model, engine
+
+    def state_of(engine):
+        return {(name, state): engine.gather(name, master=not state, state=state) for name in engine.state_dict() for state in ("", "exp_avg", "exp_avg_sq")}
+
+    _, _, first = train(llama(), [batches[0]], cut)
+    first.save(f"{folder}/cut")
+    saved = state_of(first)
+    first.close()
+    model, second = loaded(whole, f"{folder}/cut")
+    assert second.data_ranks == 4 and all(torch.equal(value, saved[key]) for key, value in state_of(second).items())
+    second.backward(of_output(model, batches[1][second.data_rank]))
+    second.step()
+    second.save(f"{folder}/whole")
+    saved = state_of(second)
+    second.close()
+    _, third = loaded(cut, f"{folder}/whole")
+    assert third.tensor_ranks == 2 and all(torch.equal(value, saved[key]) for key, value in state_of(third).items())
+    third.close()
+
+
+@on_four
 def test_every_rank_may_take_rank_0s_values():
     mesh = mesh_of()["tp"]
     model = Blocks()
