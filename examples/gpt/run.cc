@@ -142,10 +142,12 @@ absl::StatusOr<std::string> TrainAndReport(const World& world, const Run& run, T
     history.steps.reserve(static_cast<size_t>(std::min<int64_t>(run.options.steps, 1 << 16)));
   Saves saves(trainer, run, shown);
   GPT_RETURN_IF_ERROR(TrainSteps(run, trainer, vote, saves, history, shown));
-  // Steps that a checkpoint has already are not saved again. An error is returned after the
-  // reports.
+  // Steps that a checkpoint of the folder has already are not saved again. An error is returned after
+  // the reports.
   absl::Status saved;
-  if (!run.options.save_folder.empty() && history.finished > history.saved) saved = saves.Begin();
+  const bool copies = resumed > 0 && history.finished == resumed && !ResumesItsFolder(run);
+  const bool is_new = history.finished > history.saved || copies;
+  if (!run.options.save_folder.empty() && is_new) saved = saves.Begin();
   saved.Update(saves.End());
   GPT_ASSIGN_OR_RETURN(const Summary summary, Summarize(world, run, trainer, history));
   if (speaks) GPT_RETURN_IF_ERROR(ReportRun(run, trainer, history, summary, *progress));

@@ -118,6 +118,17 @@ absl::StatusOr<int64_t> Resume(Trainer& trainer, const Run& run) {
   return finished;
 }
 
+bool ResumesItsFolder(const Run& run) {
+  const Options& options = run.options;
+  if (options.resume == Options::kLatest) return true;
+  std::error_code error;  // paths that cannot be made absolute are compared as they are
+  const auto path = [&](const std::string& name) {
+    return std::filesystem::weakly_canonical(name, error).string();
+  };
+  const std::string resumed = path(options.resume), folder = path(options.save_folder);
+  return resumed == folder || std::filesystem::path(resumed).parent_path() == folder;
+}
+
 absl::Status CheckSaves(Trainer& trainer, const Run& run) {
   const std::string& folder = run.options.save_folder;
   if (folder.empty()) return absl::OkStatus();

@@ -20,6 +20,9 @@ namespace ebb::gpt {
 // finds nothing yet, or if nothing is resumed.
 absl::StatusOr<int64_t> Resume(Trainer& trainer, const Run& run);
 
+// Whether --resume names --save's folder, or a checkpoint in it.
+bool ResumesItsFolder(const Run& run);
+
 // Before training: no checkpoint of another run may lie in the folder of --save at a step that this
 // run can reach, because its save would be refused. Collective.
 absl::Status CheckSaves(Trainer& trainer, const Run& run);
