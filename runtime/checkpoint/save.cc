@@ -34,10 +34,13 @@ namespace {
 static_assert(sharding::kSaveBufferBytes == StreamedFile::kMemoryBytes &&
               kSaveBytesMax == sharding::kSaveBufferBytes + 4 * sharding::kStateStagingBytes);
 
-// The parameter of a slice: of this rank's block, if the parameter is cut.
-std::string StoredName(const ParameterSpec& parameter) {
-  return parameter.block ? BlockName(parameter.name, parameter.block->rank, parameter.block->ranks)
+// The name under which a tensor rank's slices of the parameter are stored.
+std::string StoredName(const ParameterSpec& parameter, int tensor_rank) {
+  return parameter.block ? BlockName(parameter.name, tensor_rank, parameter.block->ranks)
                          : parameter.name;
+}
+std::string StoredName(const ParameterSpec& parameter) {
+  return StoredName(parameter, parameter.block ? parameter.block->rank : 0);
 }
 
 // One rank's part of a save. It runs on the engine's thread that reads the state, and must not call
@@ -136,11 +139,9 @@ absl::Status CheckNames(const Engine& engine, const SaveOptions& options) {
   std::set<std::string> names;  // as they are stored
   for (const ParameterSpec& parameter : model.parameters) {
     for (int rank = 0; rank < (parameter.block ? parameter.block->ranks : 1); ++rank) {
-      const std::string name = parameter.block
-                                   ? BlockName(parameter.name, rank, parameter.block->ranks)
-                                   : parameter.name;
-      if (!names.insert(name).second)
-        return refuse("parameter", name, "has the name of another's block: rename it");
+      if (!names.insert(StoredName(parameter, rank)).second)
+        return refuse("parameter", StoredName(parameter, rank),
+                      "has the name of another's block: rename it");
     }
   }
   for (size_t p = 0; p < model.parameters.size(); ++p) {

@@ -22,6 +22,9 @@ Question WithGivenBatch(Question question);
 Answer AnswerForBatch(const Question& question, const Choice& choice, Depth depth,
                       double enough = 0);
 
+// The fastest answer with each further width of the question's models, for the same batch.
+std::vector<Answer> FastestOfOtherWidths(const Question& question);
+
 // RemedyFor with the step's time. What it makes room for is cut again, with boundary activations in
 // each place, if the question has sequences.
 Remedy RemedyForBatch(const Question& question, const Answer& lacking, Depth depth);

@@ -27,9 +27,6 @@ Config WithGradients(const Question& question, Config config, bool recompute);
 // An answer for each choice; if the question has sequences, that of AnswerForBatch.
 std::vector<Answer> AnswerAll(const Question& question);
 
-// The fastest answer with each further width of the question's models, for the same batch.
-std::vector<Answer> FastestOfOtherWidths(const Question& question);
-
 // The answer with most tokens a second of those that fit. Among answers within half a percent of
 // it, the first, because it offloads least. Null: none fits.
 const Answer* Fastest(std::span<const Answer> answers);

@@ -78,9 +78,11 @@ void ReductionLowering::Issue(OpDraft draft, std::span<const Gradient> gradients
     draft.parts.push_back(gradient.part);
     draft.bytes += add(gradient);
   }
-  // A ring's: a reduce-scatter and an all-gather.
-  if (draft.role == Role::kAllReduce)
-    draft.bytes = 2 * (d_.replicas() - 1) * draft.bytes / d_.replicas();
+  // A ring's all-reduce: a reduce-scatter and an all-gather.
+  const int64_t ring = draft.role == Role::kAllReduce   ? d_.replicas()
+                       : draft.role == Role::kSumTensor ? d_.tensor_ranks()
+                                                        : 0;
+  if (ring > 0) draft.bytes = 2 * (ring - 1) * draft.bytes / ring;
   // Where pieces of all ranks are summed in one order.
   // Tensor ranks add theirs without scratch: NCCL's all-reduce gives all of them the same bits.
   const bool sums = FactsOf(draft.role).from == Spread::kPartial && draft.role != Role::kSumTensor;
@@ -135,16 +137,14 @@ void ReductionLowering::Reduce(int group) {
     if (gradient.shard_tier == Tier::kNvme) SumInSlot(gradient);
 }
 
-// A ring's bytes, as of an all-reduce between replicas.
 void ReductionLowering::SumTensor(const Gradients& gradients, DType dtype) {
   Gradients those;
   for (const Gradient& gradient : gradients)
     if (d_.sums_tensor[gradient.part.unit]) those.push_back(gradient);
   if (those.empty()) return;
-  const int64_t ranks = d_.tensor_ranks();
   Issue({.role = Role::kSumTensor, .stream = StreamId::kReduce}, those, [&](const Gradient& of) {
     to_.Add(of.whole, dtype, Access::kReadWrite, of.section.elements);
-    return 2 * (ranks - 1) * of.section.elements * SizeOf(dtype) / ranks;
+    return of.section.elements * SizeOf(dtype);
   });
 }
 

@@ -1,9 +1,9 @@
 // Reductions as operations: a bucket of gradients becomes slices of sums, which end in the shards.
-// On the reduce stream, in order: the sum over tensor of gradients whose ranks have terms; the cast to the sent dtype; the reduce-scatter; with replicas the
-// all-reduce between shard groups and the rounding of its sums; the sum of the slices into the
-// shard, or their norm if they are the shard; and at stage 0 the gather that makes gradients whole
-// again. Slices with shards in host memory go there first, and are summed there. Slices with shards
-// on NVMe are summed one at a time, in a slot.
+// On the reduce stream, in order: the sum over tensor, of gradients whose ranks have terms; the cast
+// to the sent dtype; the reduce-scatter; with replicas the all-reduce between shard groups and the
+// rounding of its sums; the sum of the slices into the shard, or their norm if they are the shard;
+// and at stage 0 the gather that makes gradients whole again. Slices with shards in host memory go
+// there first, and are summed there. Slices with shards on NVMe are summed one at a time, in a slot.
 #pragma once
 
 #include <cstdint>

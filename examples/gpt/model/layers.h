@@ -82,8 +82,7 @@ class Layers {
                                                         TensorAxis tensor = {});
   ~Layers();
 
-  // While it is alone, a rank says nothing to the other tensor ranks: for passes whose results are
-  // not used.
+  // Whether passes leave out the collectives of tensor ranks: for those whose results are not used.
   void SetAlone(bool alone) { alone_ = alone; }
 
   // Prepares the passes over whole micro-batches, so that no memory is missing in a step.
