@@ -1,11 +1,6 @@
-// A trainer that divides its layers over tensor ranks by hand, on data 2 x tensor 2, beside the same
-// model on one rank. Each block scales its input, which is whole on each tensor rank, by a gain, and
-// has a column-parallel and a row-parallel product:
-//
-//   y = sum over tensor ranks of down tanh(up (gain x) + up_bias)  +  down_bias
-//
-// `gain` and `down_bias` are whole over tensor. Tensor ranks have the hidden elements between them:
-// rows of `up`, elements of `up_bias`, columns of `down`.
+// A trainer that divides the blocks of tensor_block.h over tensor ranks by hand, on data 2 x tensor 2,
+// beside the same model on one rank. Tensor ranks have the hidden elements between them: rows of
+// `up`, elements of `up_bias`, columns of `down`.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -19,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/base/status_macros.h"
 #include "tests/engine/scripted.h"
+#include "tests/engine/tensor_block.h"
 #include "tests/engine/toy_model.h"
 #include "tests/offload/made_files.h"
 #include "tests/offload/scratch.h"
@@ -33,7 +29,7 @@ using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::HasSubstr;
 
-constexpr int kBlocks = 2, kWidth = 6, kHidden = 10, kTensor = 2, kData = 2, kSteps = 3;
+constexpr int kHidden = 10, kTensor = 2, kData = 2, kSteps = 3;
 
 // The number of an element of a parameter in the whole model's.
 int64_t OfWhole(const std::string& name, int64_t element, int tensor, int tensor_ranks) {
@@ -76,11 +72,6 @@ ModelSpec Model(int tensor, int tensor_ranks) {
   return model;
 }
 
-enum Role { kUp, kUpBias, kDown, kGain, kDownBias, kRoles };
-ParameterId Of(int block, Role role) {
-  return static_cast<ParameterId>(block * kRoles + role);
-}
-
 // One rank does this in a step, in the first block.
 struct Fault {
   int rank = -1;  // in the world
@@ -96,8 +87,6 @@ struct Apart {
   std::function<void(EngineOptions& options, ModelSpec& model, int rank)> change = nullptr;
 };
 
-using Vector = std::vector<float>;
-
 class Trainer {
  public:
   // `data`, `tensor`: this rank's coordinates; without `sums` one rank has all of the model.
@@ -111,17 +100,10 @@ class Trainer {
     Step step = engine.BeginStep();
     for (int m = 0; m < step.rounds(); ++m) {
       const int sample = data_ + m;
-      Vector x = Input(number, sample);
-      std::vector<Kept> kept(kBlocks);
+      Vector x = TensorInput(number, sample), dy;
+      std::vector<TensorKept> kept(kBlocks);
       for (int b = 0; b < kBlocks; ++b) x = Forward(step.Forward(UnitId{b}), b, x, kept[b]);
-      float loss = 0;
-      Vector dy(kWidth);
-      for (size_t i = 0; i < kWidth; ++i) {
-        const float error = x[i] - 0.3f * static_cast<float>(i);
-        loss += error * error / 2;
-        dy[i] = error * step.loss_scale();
-      }
-      step.AddLoss(reach_.Scalar(loss));
+      step.AddLoss(reach_.Scalar(TensorLoss(x, step.loss_scale(), dy)));
       for (int b = kBlocks; b-- > 0;) {
         BackwardScope scope = step.Backward(UnitId{b});
         dy = Backward(scope, b, kept[b], dy, b == 0 ? fault : nullptr);
@@ -134,8 +116,8 @@ class Trainer {
   absl::StatusOr<EvaluationSum> Evaluate(Engine& engine) {
     Evaluation evaluation = engine.BeginEvaluation();
     for (int m = 0; m < engine.config().gradient_accumulation_steps; ++m) {
-      Vector x = Input(/*number=*/100, data_ + m);
-      Kept kept;
+      Vector x = TensorInput(/*number=*/100, data_ + m);
+      TensorKept kept;
       for (int b = 0; b < kBlocks; ++b) x = Forward(evaluation.Forward(UnitId{b}), b, x, kept);
       evaluation.AddLoss(reach_.Scalar(x[0]));
     }
@@ -144,74 +126,38 @@ class Trainer {
   }
 
  private:
-  struct Kept {
-    Vector x, z, h;
-  };
-
-  static Vector Input(int64_t number, int sample) {
-    Vector x(kWidth);
-    for (size_t i = 0; i < kWidth; ++i)
-      x[i] = std::cos(static_cast<float>(i) * 1.7f + static_cast<float>(number) +
-                      5 * static_cast<float>(sample));
-    return x;
+  Vector Forward(const Scope& scope, int b, const Vector& x, TensorKept& kept) {
+    return BlockForward(
+        ValuesOf(scope, b), x, [this](Vector& values) { Sum(values); }, kept);
   }
 
-  Vector Forward(const Scope& scope, int b, const Vector& x, Kept& kept) {
-    const Vector up = Values(scope, b, kUp), bias = Values(scope, b, kUpBias),
-                 down = Values(scope, b, kDown), gain = Values(scope, b, kGain);
-    kept = {x, x, Vector(hidden_)};
-    for (size_t i = 0; i < kWidth; ++i) kept.z[i] = gain[i] * x[i];
-    Vector y(kWidth);
-    for (size_t j = 0; j < hidden_; ++j) {
-      float sum = bias[j];
-      for (size_t i = 0; i < kWidth; ++i) sum += up[j * kWidth + i] * kept.z[i];
-      kept.h[j] = std::tanh(sum);
-      for (size_t i = 0; i < kWidth; ++i) y[i] += down[i * hidden_ + j] * kept.h[j];
-    }
-    Sum(y);
-    const Vector whole_bias = Values(scope, b, kDownBias);
-    for (size_t i = 0; i < kWidth; ++i) y[i] += whole_bias[i];
-    return y;
-  }
-
-  Vector Backward(BackwardScope& scope, int b, const Kept& kept, const Vector& dy,
+  Vector Backward(BackwardScope& scope, int b, const TensorKept& kept, const Vector& dy,
                   const Fault* fault) {
-    const Vector up = Values(scope, b, kUp), down = Values(scope, b, kDown),
-                 gain = Values(scope, b, kGain);
-    Vector d_up(hidden_ * kWidth), d_bias(hidden_), d_down(kWidth * hidden_), dz(kWidth);
-    for (size_t j = 0; j < hidden_; ++j) {
-      float dh = 0;
-      for (size_t i = 0; i < kWidth; ++i) {
-        dh += down[i * hidden_ + j] * dy[i];
-        d_down[i * hidden_ + j] = dy[i] * kept.h[j];
-      }
-      d_bias[j] = dh * (1 - kept.h[j] * kept.h[j]);
-      for (size_t i = 0; i < kWidth; ++i) {
-        d_up[j * kWidth + i] = d_bias[j] * kept.z[i];
-        dz[i] += up[j * kWidth + i] * d_bias[j];
-      }
-    }
-    Sum(dz);
-    Vector d_gain(kWidth), dx(kWidth);
-    for (size_t i = 0; i < kWidth; ++i) {
-      d_gain[i] = dz[i] * kept.x[i];
-      dx[i] = dz[i] * gain[i];
-    }
+    TensorGradients d =
+        BlockBackward(ValuesOf(scope, b), kept, dy, [this](Vector& values) { Sum(values); });
     if (fault != nullptr) {
-      d_up[0] += fault->in_up;
-      d_gain[0] += fault->in_gain;
+      d.up[0] += fault->in_up;
+      d.gain[0] += fault->in_gain;
       if (fault->wrong_request) scope.gradient(Of(1, kUp));
     }
-    const Vector* const gradients[kRoles] = {&d_up, &d_bias, &d_down, &d_gain, &dy};
+    const Vector* const gradients[kRoles] = {&d.up, &d.up_bias, &d.down, &d.gain, &dy};
     for (int role = 0; role < kRoles; ++role)
-      reach_.AddTo(scope.gradient(Of(b, static_cast<Role>(role))), *gradients[role]);
-    return dx;
+      reach_.AddTo(scope.gradient(Of(b, static_cast<TensorRole>(role))), *gradients[role]);
+    return d.x;
   }
 
-  Vector Values(const Scope& scope, int b, Role role) const {
-    Vector values = reach_.Values(scope.parameter(Of(b, role)));
-    values.resize(std::max<size_t>(values.size(), hidden_ * kWidth));  // empty in a wrong scope
-    return values;
+  TensorBlock ValuesOf(const Scope& scope, int b) const {
+    const auto values = [&](TensorRole role) {
+      Vector of = reach_.Values(scope.parameter(Of(b, role)));
+      of.resize(std::max<size_t>(of.size(), hidden_ * kWidth));  // empty in a wrong scope
+      return of;
+    };
+    return {.hidden = hidden_,
+            .up = values(kUp),
+            .up_bias = values(kUpBias),
+            .down = values(kDown),
+            .gain = values(kGain),
+            .down_bias = values(kDownBias)};
   }
 
   // Over tensor ranks, in their order.

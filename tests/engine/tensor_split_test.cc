@@ -127,7 +127,7 @@ std::vector<std::vector<double>> ReferenceGradients(const std::vector<Vector>& m
   const auto of = [&](int block, TensorRole role) -> const Vector& {
     return masters[static_cast<size_t>(Of(block, role))];
   };
-  const Vector input = TensorTrainer::Input(0, 0);
+  const Vector input = TensorInput(0, 0);
   std::vector<Numbers> inputs = {Numbers(input.begin(), input.end())}, hidden;
   for (int b = 0; b < kBlocks; ++b) {
     Numbers y(of(b, kDownBias).begin(), of(b, kDownBias).end()), h(kHidden);
@@ -144,7 +144,7 @@ std::vector<std::vector<double>> ReferenceGradients(const std::vector<Vector>& m
   std::vector<Numbers> gradients;
   for (const Vector& parameter : masters) gradients.emplace_back(parameter.size());
   Numbers dy = inputs.back();
-  for (size_t i = 0; i < kWidth; ++i) dy[i] -= TensorTrainer::Target(i);
+  for (size_t i = 0; i < kWidth; ++i) dy[i] -= TensorTarget(i);
   for (int b = kBlocks; b-- > 0;) {
     const auto to = [&](TensorRole role) -> Numbers& {
       return gradients[static_cast<size_t>(Of(b, role))];

@@ -80,15 +80,10 @@ TEST(TensorTraining, InitialValuesAreThoseOfWholeLayers) {
   EXPECT_EQ(Digest(cut), Digest(whole));
 }
 
-class TensorDevicesTest : public ::testing::TestWithParam<OpsCase> {
+class TensorDevicesTest : public DeviceRunsTest {
  protected:
-  void SetUp() override {
-    if (GetParam().kind == DeviceKind::kCpu) return;
-    if (const auto devices = Device::CudaDevices(); !devices.ok()) GTEST_SKIP() << devices.status();
-  }
-  static SmallRun OnDevice(SmallRun recipe) {
-    recipe.dtype = GetParam().compute;
-    recipe.device = GetParam().kind == DeviceKind::kCuda ? "cuda" : "cpu";
+  static SmallRun ShortRun(int tensor, bool sequence_parallel = false) {
+    SmallRun recipe = OnDevice(Cut(tensor, sequence_parallel));
     recipe.steps = 3;
     return recipe;
   }
@@ -96,10 +91,10 @@ class TensorDevicesTest : public ::testing::TestWithParam<OpsCase> {
 
 // Rounding of activations changes with the sums' order, so 16 bits are compared loosely.
 TEST_P(TensorDevicesTest, FollowsWholeLayers) {
-  const nlohmann::json whole = Train(OnDevice(Cut(1)));
+  const nlohmann::json whole = Train(ShortRun(1));
   const double bound = GetParam().compute == DType::kFloat32 ? 1e-5 : 2e-2;
   for (const bool sequence_parallel : {false, true}) {
-    const nlohmann::json cut = Train(OnDevice(Cut(2, sequence_parallel)));
+    const nlohmann::json cut = Train(ShortRun(2, sequence_parallel));
     EXPECT_LT(LargestRelativeDifference(cut["losses"], whole["losses"]), bound);
     EXPECT_LT(LargestRelativeDifference(cut["gradient_norms"], whole["gradient_norms"]), 5 * bound);
   }
@@ -111,7 +106,7 @@ TEST_P(TensorDevicesTest, EveryStageAndTierTrainsToTheSameBits) {
     // Kernels of a GPU take long on the stand-in.
     if (GetParam().kind == DeviceKind::kCuda && !sequence_parallel && !ebb::testing::Full())
       continue;
-    SmallRun alone = OnDevice(Cut(2, sequence_parallel));
+    SmallRun alone = ShortRun(2, sequence_parallel);
     alone.stage = 0;
     alone.accumulation = 2;
     alone.ebb = R"({"reduce_at": "step"})";

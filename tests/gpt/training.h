@@ -8,6 +8,7 @@
 #include "absl/functional/function_ref.h"
 #include "command_line/options.h"
 #include "nlohmann/json.hpp"
+#include "ops_fixture.h"
 #include "run.h"
 
 namespace ebb::gpt {
@@ -42,5 +43,19 @@ nlohmann::json RunRanks(const SmallRun& recipe,
                         absl::FunctionRef<absl::Status(World, const Run&)> of_rank);
 nlohmann::json Train(const SmallRun& recipe, std::atomic<int>* ranks_stopped = nullptr);
 std::string Digest(const SmallRun& recipe);
+
+// Runs on each device and dtype. Skips a GPU that is not there.
+class DeviceRunsTest : public ::testing::TestWithParam<OpsCase> {
+ protected:
+  void SetUp() override {
+    if (GetParam().kind == DeviceKind::kCpu) return;
+    if (const auto devices = Device::CudaDevices(); !devices.ok()) GTEST_SKIP() << devices.status();
+  }
+  static SmallRun OnDevice(SmallRun recipe) {
+    recipe.dtype = GetParam().compute;
+    recipe.device = GetParam().kind == DeviceKind::kCuda ? "cuda" : "cpu";
+    return recipe;
+  }
+};
 
 }  // namespace ebb::gpt

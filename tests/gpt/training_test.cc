@@ -29,18 +29,7 @@
 namespace ebb::gpt {
 namespace {
 
-class TrainingTest : public ::testing::TestWithParam<OpsCase> {
- protected:
-  void SetUp() override {
-    if (GetParam().kind == DeviceKind::kCpu) return;
-    if (const auto devices = Device::CudaDevices(); !devices.ok()) GTEST_SKIP() << devices.status();
-  }
-  static SmallRun OnDevice(SmallRun recipe) {
-    recipe.dtype = GetParam().compute;
-    recipe.device = GetParam().kind == DeviceKind::kCuda ? "cuda" : "cpu";
-    return recipe;
-  }
-};
+class TrainingTest : public DeviceRunsTest {};
 
 TEST_P(TrainingTest, EveryStageTrainsToTheSameBits) {
   const nlohmann::json expected = Train(OnDevice({.stage = 0}));
