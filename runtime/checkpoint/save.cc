@@ -39,9 +39,6 @@ std::string StoredName(const ParameterSpec& parameter, int tensor_rank) {
   return parameter.block ? BlockName(parameter.name, tensor_rank, parameter.block->ranks)
                          : parameter.name;
 }
-std::string StoredName(const ParameterSpec& parameter) {
-  return StoredName(parameter, parameter.block ? parameter.block->rank : 0);
-}
 
 // One rank's part of a save. It runs on the engine's thread that reads the state, and must not call
 // the engine.
@@ -62,12 +59,14 @@ class Saving {
                     const std::map<std::string, std::string>& of_this_rank) {
     std::vector<RankFileWriter::Slice> stored;
     for (const StateSlice& slice : slices) {
+      const ParameterSpec& parameter = engine.model()[slice.parameter];
       const StateArrayName array{.what = slice.what, .state = slice.state};
-      stored.push_back({.name = {.of = ClassOf(engine, slice.parameter, array),
-                                 .parameter = StoredName(engine.model()[slice.parameter]),
-                                 .begin = slice.begin,
-                                 .end = slice.end},
-                        .encoding = StoredEncoding(engine, slice.parameter, array)});
+      stored.push_back(
+          {.name = {.of = ClassOf(engine, slice.parameter, array),
+                    .parameter = StoredName(parameter, parameter.block.value_or(Block()).rank),
+                    .begin = slice.begin,
+                    .end = slice.end},
+           .encoding = StoredEncoding(engine, slice.parameter, array)});
     }
     std::map<std::string, std::string> metadata;
     for (const auto& [name, bytes] : of_this_rank) metadata[name] = absl::Base64Escape(bytes);
