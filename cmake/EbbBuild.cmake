@@ -20,8 +20,10 @@ endif()
 set(EBB_INCLUDE_DIR ${PROJECT_SOURCE_DIR}/cmake/include)
 
 find_program(EBB_CCACHE ccache)
+# Checkouts in different folders share what is compiled, because the cache sees paths relative to the checkout.
+set(EBB_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} ${EBB_CCACHE})
 if(EBB_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${EBB_CCACHE})
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${EBB_COMPILER_LAUNCHER})
 endif()
 
 add_library(ebb_build INTERFACE)

@@ -25,7 +25,7 @@ if(EBB_CUDA)
     set(GPT_CUDA_ARCHITECTURES 80)  # of the example: one, with PTX for later devices
   endif()
   if(EBB_CCACHE AND NOT CMAKE_CUDA_COMPILER_LAUNCHER)
-    set(CMAKE_CUDA_COMPILER_LAUNCHER ${EBB_CCACHE})
+    set(CMAKE_CUDA_COMPILER_LAUNCHER ${EBB_COMPILER_LAUNCHER})
   endif()
   enable_language(CUDA)
   # CMake 3.25 does not know yet that nvcc has C++20.
