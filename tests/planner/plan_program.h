@@ -47,7 +47,17 @@ class PlanProgramTest : public ::testing::Test {
       ended.printed.append(bytes, got);
     const int status = pclose(pipe);
     ended.code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    if (ended.code == 0) ExpectNarrow(arguments, ended.printed);
     return ended;
+  }
+  // An answer has at most a hundred columns. Lines of JSON may have more.
+  static void ExpectNarrow(const std::string& arguments, const std::string& printed) {
+    if (arguments.find("--json") != std::string::npos) return;
+    std::istringstream lines(printed);
+    for (std::string line; std::getline(lines, line);) {
+      if (line.find("\": ") == std::string::npos)
+        EXPECT_LE(line.size(), 100u) << arguments << "\n" << line;
+    }
   }
   static nlohmann::json Json(const std::string& arguments) {
     return nlohmann::json::parse(Run(arguments + " --json", "2>/dev/null").printed);

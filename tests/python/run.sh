@@ -12,6 +12,7 @@
 # there is none, and 1 where anything else fails.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+unset PYTHONDONTWRITEBYTECODE # hundreds of ranks import torch, and each would compile all of its files again
 source cmake/packages.sh
 
 version=newest
