@@ -55,8 +55,8 @@ class PlanProgramTest : public ::testing::Test {
     if (arguments.find("--json") != std::string::npos) return;
     std::istringstream lines(printed);
     for (std::string line; std::getline(lines, line);) {
-      if (line.find("\": ") == std::string::npos)
-        EXPECT_LE(line.size(), 100u) << arguments << "\n" << line;
+      if (line.find("\": ") != std::string::npos) continue;
+      EXPECT_LE(line.size(), 100u) << arguments << "\n" << line;
     }
   }
   static nlohmann::json Json(const std::string& arguments) {
