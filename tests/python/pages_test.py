@@ -6,7 +6,7 @@ import re
 
 import pytest
 import torch
-from ranks import on_one
+from ranks import on_one, on_pair
 from torch import nn
 
 import ebb
@@ -15,12 +15,13 @@ ROOT = pathlib.Path(__file__).parents[2]
 CONFIG = '{"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 3}}'
 
 
-def blocks():
+def blocks(of_tensor_ranks=False):
     for page in ("README.md", "docs/python.md"):
         text = (ROOT / page).read_text()
         for found in re.finditer(r"^```python[^\n]*\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
             line = text[: found.start()].count("\n") + 1
-            yield pytest.param(found[1], id=f"{page}:{line}")
+            if ("init_device_mesh" in found[1]) == of_tensor_ranks:
+                yield pytest.param(found[1], id=f"{page}:{line}")
 
 
 class MyModel(nn.Module):
@@ -30,6 +31,24 @@ class MyModel(nn.Module):
 
     def forward(self, x):
         return self.layers(x)
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x):
+        return x + self.down(self.up(x).relu())
+
+
+class Blocks(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.Sequential(Block(), Block())
+
+    def forward(self, x):
+        return self.blocks(x)
 
 
 def _names(code):
@@ -63,3 +82,19 @@ def test_a_block_of_a_page_runs(code, folder):
     exec(compile(code, "the page", "exec"), names)
     engine = names["trainer"].engine if "trainer" in names else names["engine"]
     engine.close()
+
+
+@pytest.mark.parametrize("code", list(blocks(of_tensor_ranks=True)))
+@on_pair
+def test_a_block_of_a_page_runs_on_tensor_ranks(code, folder):
+    os.chdir(folder)
+    torch.manual_seed(1)
+    if not torch.distributed.is_initialized():
+        torch.distributed.init_process_group("gloo")
+    names = {
+        "ebb": ebb, "nn": nn, "device": "cpu", "dp": 1, "tp": 2, "model": Blocks(), "config": CONFIG,
+        "batch_of": lambda rank, ranks: (torch.ones(4, 8), torch.zeros(4, 8)),
+    }
+    exec(compile(code, "the page", "exec"), names)
+    assert names["engine"].tensor_ranks == 2
+    names["engine"].close()

@@ -13,7 +13,7 @@ from torch import nn
 from ._blocks import mesh_of
 from ._library import Error
 from ._model import Config, config_text, resolved
-from ._world import World, meet_beside_torch
+from ._world import World, meet
 
 _KEYS = (("ebb", "mesh", "tensor"), ("tensor_parallel", "autotp_size"))
 
@@ -77,8 +77,7 @@ def _cut(model: nn.Module, ranks: int, world: World) -> Any:
     from torch.distributed.device_mesh import init_device_mesh
 
     device = next(model.parameters()).device.type
-    if torch.distributed.is_initialized():
-        meet_beside_torch()
+    meet()  # the mesh makes torch's group, if there is none
     mesh = init_device_mesh("cpu" if device == "meta" else device, (world.size // ranks, ranks), mesh_dim_names=("dp", "tp"))["tp"]
     tied = _untie(model)
     apply_tensor_parallelism(model, mesh, plan)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import socket
 import sys
 import weakref
 from ctypes import byref, c_void_p
-from typing import NamedTuple
+from typing import Iterator, NamedTuple
+
+import torch
 
 from . import _library
 from ._fixed import refuse_wrappers
@@ -36,7 +39,8 @@ def open_world() -> tuple[int, World]:
     if _world is None:
         _process = os.getpid()
         handle = c_void_p()
-        check(library.ebb_world_open(None, byref(handle)))
+        with _port_beside_torch():
+            check(library.ebb_world_open(None, byref(handle)))
         facts = _library.WorldFacts()
         check(library.ebb_world_describe(handle, byref(facts)))
         _world = (handle.value, World(facts.rank, facts.size, facts.local_rank, facts.local_size))
@@ -57,8 +61,7 @@ def is_open() -> bool:
 
 
 def meet() -> World:
-    """world(), before torch.distributed makes its group, because that group then listens at the same MASTER_PORT. For ranks that mpirun or srun
-    has started, it sets the environment variables that torch and accelerate read."""
+    """world(). For ranks that mpirun or srun has started, it sets the environment variables that torch and accelerate read."""
     of = world()
     if of.size == 1 or "RANK" in os.environ:
         return of
@@ -75,24 +78,22 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
-def meet_beside_torch() -> None:
-    """world(), after torch.distributed has made its group: the ranks meet at a port that rank 0 finds."""
-    import torch.distributed as dist
-
-    if is_open():
+@contextlib.contextmanager
+def _port_beside_torch() -> Iterator[None]:
+    """If torch.distributed has made its group before, it listens at MASTER_PORT. The ranks then meet at a port that rank 0 finds. Ranks of
+    torchrun meet elsewhere."""
+    group = torch.distributed.is_available() and torch.distributed.is_initialized()
+    before = os.environ.get("MASTER_PORT")
+    if not group or torch.distributed.get_world_size() == 1 or before is None or os.environ.get("TORCHELASTIC_RUN_ID"):
+        yield
         return
-    if dist.get_world_size() > 1 and not os.environ.get("TORCHELASTIC_RUN_ID"):  # torch's group listens at MASTER_PORT
-        port = [free_port() if dist.get_rank() == 0 else None]
-        dist.broadcast_object_list(port, src=0)
-        before = os.environ.get("MASTER_PORT")
-        os.environ["MASTER_PORT"] = str(port[0])
-        try:
-            meet()
-        finally:
-            if before is not None:
-                os.environ["MASTER_PORT"] = before
-    else:
-        meet()
+    port = [free_port() if torch.distributed.get_rank() == 0 else None]
+    torch.distributed.broadcast_object_list(port, src=0)
+    os.environ["MASTER_PORT"] = str(port[0])
+    try:
+        yield
+    finally:
+        os.environ["MASTER_PORT"] = before
 
 
 def _close_all() -> None:

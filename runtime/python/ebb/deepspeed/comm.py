@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from .._library import Error
-from .._world import free_port, meet, meet_beside_torch
+from .._world import free_port, meet
 
 
 def init_distributed(
@@ -20,7 +20,7 @@ def init_distributed(
     if not dist.is_available():
         raise Error("this torch is without torch.distributed", "UNIMPLEMENTED")
     if dist.is_initialized():
-        meet_beside_torch()
+        meet()
         return
     assert dist_init_required is not False, (
         "Distributed backend is not initialized. Please set dist_init_required to True or initialize before calling deepspeed.initialize()"
