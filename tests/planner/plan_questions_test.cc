@@ -274,7 +274,7 @@ TEST_F(Questions, WhichOptimizerTrains) {
   EXPECT_THAT(Run(muon + " --small-states").printed,
               HasSubstr("optimizer Muon, AdamW's states beside it of 8 bits, those of its matrices "
                         "in fp32, split masters"));
-  EXPECT_GT(bytes(muon + " --small-states"), 0.85 * bytes(muon));
+  EXPECT_GT(bytes(muon + " --small-states"), 0.6 * bytes(muon)) << "a quarter, in 8 bits";
   const auto json = Json(sgd);
   EXPECT_EQ(json["optimizer"], "SGD");
   EXPECT_EQ(json["optimizer_states"], "none");
