@@ -445,6 +445,14 @@ def test_errors_name_the_parameter_and_its_placement():
 
 
 @on_four
+def test_ranks_that_ask_for_different_numbers_of_tensor_ranks_get_an_error():
+    with refuses("2, 2, 4, 4"):
+        ebb.initialize(llama(), config(3, SGD, tensor_parallel={"autotp_size": 2 if ebb.world().rank < 2 else 4}))
+    mesh_of()
+    is_like_torch(llama, token_batches(1, 2), settings={"stage": 3})
+
+
+@on_four
 def test_a_model_without_a_plan_is_refused_by_name():
     mesh_of()
     with refuses("Blocks has no tp_plan", "parallelize_module"):

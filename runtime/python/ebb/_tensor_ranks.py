@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import sys
 from typing import Any
@@ -15,6 +16,7 @@ from ._library import Error
 from ._model import Config, config_text, resolved
 from ._world import World, meet
 
+_calls = itertools.count()
 _KEYS = (("ebb", "mesh", "tensor"), ("tensor_parallel", "autotp_size"))
 
 
@@ -77,12 +79,24 @@ def _cut(model: nn.Module, ranks: int, world: World) -> Any:
     from torch.distributed.device_mesh import init_device_mesh
 
     device = next(model.parameters()).device.type
-    meet()  # the mesh makes torch's group, if there is none
+    _agree_on(ranks, world)
     mesh = init_device_mesh("cpu" if device == "meta" else device, (world.size // ranks, ranks), mesh_dim_names=("dp", "tp"))["tp"]
     tied = _untie(model)
     apply_tensor_parallelism(model, mesh, plan)
     _tie_again(model, tied)
     return mesh
+
+
+def _agree_on(ranks: int, world: World) -> None:
+    """Collective, before the ranks of a mesh wait for each other in torch: an error if they ask for different numbers of tensor ranks."""
+    meet()
+    if not torch.distributed.is_initialized():
+        torch.distributed.init_process_group()
+    store, call = torch.distributed.distributed_c10d._get_default_store(), next(_calls)
+    store.set(f"ebb/tensor/{call}/{world.rank}", str(ranks))
+    asked = [int(store.get(f"ebb/tensor/{call}/{rank}")) for rank in range(world.size)]
+    if len(set(asked)) > 1:
+        raise Error(f"the ranks ask for different numbers of tensor ranks: {', '.join(map(str, asked))}, from rank 0 on", "INVALID_ARGUMENT")
 
 
 def _untie(model: nn.Module) -> dict[str, str]:
