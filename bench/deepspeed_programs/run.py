@@ -17,6 +17,7 @@ import argparse
 import csv
 import json
 import os
+import re
 import signal
 import statistics
 import subprocess
@@ -41,6 +42,7 @@ OF_DEEPSPEED = {"DS_ACCELERATOR": "cpu", "DS_BUILD_OPS": "0"}
 UV = "uv==0.13.9"
 NEWEST = "2026-11-28"  # packages that these need are of this day, too
 SECONDS_MAX = 1800
+ENGINE = re.compile(r"ebb info: engine\d*: \d+ ranks? ")  # in the log
 LOSS_MAX = 2e-6  # relative, fp32
 COMMANDS = ("llamafactory", "swift")  # environments whose programs are commands of the package
 
@@ -134,6 +136,8 @@ def run(row: Row, door: str, python: Path, library: str) -> dict[str, Any]:
         lines, peak, failed = finished(command, [{**environment, **of_rank} for of_rank in of_ranks], Path(folder))
         if failed:
             return {"error": "\n".join([*lines, failed])}
+        if door == "ebb" and not any(ENGINE.search(line) for line in lines):
+            return {"error": "\n".join([*lines, "it has ended without an engine of Ebb's"])}
         found = [line for line in lines if line.startswith("RESULT ")]
         if found:
             return {**json.loads(found[-1].removeprefix("RESULT ")), "peak": peak}
@@ -210,6 +214,8 @@ def main() -> int:
     parser.add_argument("--install", action="store_true", help="make the environments, and end")
     options = parser.parse_args()
     asked = [row for row in rows() if all(word in row.words for word in options.only)]
+    if not asked:
+        parser.error(f"no row has all of {' '.join(options.only)}; rows have {' '.join(sorted({word for row in rows() for word in row.words}))}")
     pythons = {name: environment_of(name, options.environments) for name in dict.fromkeys(row.environment for row in asked)}
     if options.install:
         return 0
