@@ -445,6 +445,19 @@ def test_errors_name_the_parameter_and_its_placement():
 
 
 @on_four
+def test_a_model_that_is_cut_has_the_values_of_rank_0():
+    mesh_of()
+    model, expected = llama(), llama()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(ebb.world().rank)
+    engine = ebb.initialize(model, config(3, SGD, tensor_parallel={"autotp_size": 2}), values_of_rank_0=True)
+    for name, value in expected.named_parameters():
+        assert torch.equal(engine.gather(name), value), name
+    engine.close()
+
+
+@on_four
 def test_ranks_that_ask_for_different_numbers_of_tensor_ranks_get_an_error():
     with refuses("2, 2, 4, 4"):
         ebb.initialize(llama(), config(3, SGD, tensor_parallel={"autotp_size": 2 if ebb.world().rank < 2 else 4}))

@@ -20,7 +20,7 @@ _calls = itertools.count()
 _KEYS = (("ebb", "mesh", "tensor"), ("tensor_parallel", "autotp_size"))
 
 
-def with_mesh(model: nn.Module, config: Config, world: World, cuts: bool = True) -> tuple[str, Any]:
+def with_mesh(model: nn.Module, config: Config, world: World, cuts: bool = True, values_of_rank_0: bool = False) -> tuple[str, Any]:
     """The configuration as JSON text that says the tensor ranks, and the DeviceMesh of the model's DTensors, or None. If the configuration says
     them, and the model has no DTensors, the model is cut here, or `cuts` is false, and that is an error."""
     text, mesh = config_text(config), mesh_of(model, world.rank, world.size)
@@ -34,7 +34,7 @@ def with_mesh(model: nn.Module, config: Config, world: World, cuts: bool = True)
             resolved(text, world.size)  # raises if the keys differ, or do not divide the ranks
             if not cuts:
                 raise Error(f"the configuration asks for {ranks} tensor ranks: give a model that parallelize_module has cut", "INVALID_ARGUMENT")
-            mesh = _cut(model, ranks, world)
+            mesh = _cut(model, ranks, world, values_of_rank_0)
         return text, mesh
     for key, value in stated.items():
         if value != mesh.size():
@@ -57,7 +57,7 @@ def _at(given: Any, path: tuple[str, ...]) -> Any:
     return given
 
 
-def _cut(model: nn.Module, ranks: int, world: World) -> Any:
+def _cut(model: nn.Module, ranks: int, world: World, values_of_rank_0: bool) -> Any:
     """Collective: cuts a transformers model by its own plan, with the values that this rank has."""
     kind = type(model).__name__
     transformers = sys.modules.get("transformers")
@@ -80,6 +80,12 @@ def _cut(model: nn.Module, ranks: int, world: World) -> Any:
 
     device = next(model.parameters()).device.type
     _agree_on(ranks, world)
+    if values_of_rank_0:  # of whole parameters, because blocks of other values would be of several models
+        with torch.no_grad():
+            for parameter in model.parameters():
+                sent = parameter.detach().contiguous()
+                torch.distributed.broadcast(sent, src=0)
+                parameter.copy_(sent)
     mesh = init_device_mesh("cpu" if device == "meta" else device, (world.size // ranks, ranks), mesh_dim_names=("dp", "tp"))["tp"]
     tied = _untie(model)
     apply_tensor_parallelism(model, mesh, plan)
