@@ -451,6 +451,8 @@ def test_a_model_that_is_cut_has_the_values_of_rank_0():
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(ebb.world().rank)
+    with refuses("initial values of 'model.embed_tokens.weight'", "values_of_rank_0=True"):
+        ebb.initialize(copy.deepcopy(model), config(3, SGD, tensor_parallel={"autotp_size": 2}))
     engine = ebb.initialize(model, config(3, SGD, tensor_parallel={"autotp_size": 2}), values_of_rank_0=True)
     for name, value in expected.named_parameters():
         assert torch.equal(engine.gather(name), value), name

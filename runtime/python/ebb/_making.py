@@ -70,7 +70,7 @@ def initialize(
     with _told_to_all_ranks(handle, world.size, model, config, device, name) as texts:
         model = getattr(model, "_orig_mod", model)  # of torch.compile(model), which calls it
         refuse(model)
-        text, mesh = with_mesh(model, config, world, values_of_rank_0=values_of_rank_0 and weights is None and values is None)
+        text, mesh = with_mesh(model, config, world, values_of_rank_0=values_of_rank_0 if weights is None and values is None else None)
         texts.append(text)
         settings = resolved(text, world.size)
         if tier_of_activations(settings) == "nvme":

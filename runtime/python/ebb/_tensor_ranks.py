@@ -20,7 +20,7 @@ _calls = itertools.count()
 _KEYS = (("ebb", "mesh", "tensor"), ("tensor_parallel", "autotp_size"))
 
 
-def with_mesh(model: nn.Module, config: Config, world: World, cuts: bool = True, values_of_rank_0: bool = False) -> tuple[str, Any]:
+def with_mesh(model: nn.Module, config: Config, world: World, cuts: bool = True, values_of_rank_0: bool | None = None) -> tuple[str, Any]:
     """The configuration as JSON text that says the tensor ranks, and the DeviceMesh of the model's DTensors, or None. If the configuration says
     them, and the model has no DTensors, the model is cut here, or `cuts` is false, and that is an error."""
     text, mesh = config_text(config), mesh_of(model, world.rank, world.size)
@@ -57,7 +57,7 @@ def _at(given: Any, path: tuple[str, ...]) -> Any:
     return given
 
 
-def _cut(model: nn.Module, ranks: int, world: World, values_of_rank_0: bool) -> Any:
+def _cut(model: nn.Module, ranks: int, world: World, values_of_rank_0: bool | None = None) -> Any:
     """Collective: cuts a transformers model by its own plan, with the values that this rank has."""
     kind = type(model).__name__
     transformers = sys.modules.get("transformers")
@@ -80,12 +80,8 @@ def _cut(model: nn.Module, ranks: int, world: World, values_of_rank_0: bool) -> 
 
     device = next(model.parameters()).device.type
     _agree_on(ranks, world)
-    if values_of_rank_0:  # of whole parameters, because blocks of other values would be of several models
-        with torch.no_grad():
-            for parameter in model.parameters():
-                sent = parameter.detach().contiguous()
-                torch.distributed.broadcast(sent, src=0)
-                parameter.copy_(sent)
+    if values_of_rank_0 is not None:  # None: values come from elsewhere
+        _make_whole_values_equal(model, world, values_of_rank_0)
     mesh = init_device_mesh("cpu" if device == "meta" else device, (world.size // ranks, ranks), mesh_dim_names=("dp", "tp"))["tp"]
     tied = _untie(model)
     apply_tensor_parallelism(model, mesh, plan)
@@ -103,6 +99,29 @@ def _agree_on(ranks: int, world: World) -> None:
     asked = [int(store.get(f"ebb/tensor/{call}/{rank}")) for rank in range(world.size)]
     if len(set(asked)) > 1:
         raise Error(f"the ranks ask for different numbers of tensor ranks: {', '.join(map(str, asked))}, from rank 0 on", "INVALID_ARGUMENT")
+
+
+def _make_whole_values_equal(model: nn.Module, world: World, by_rank_0: bool) -> None:
+    """Collective, before the cut, because blocks of other values would make a model of several: takes rank 0's, or raises if they differ."""
+    if by_rank_0:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                sent = parameter.detach().contiguous()
+                torch.distributed.broadcast(sent, src=0)
+                parameter.copy_(sent)
+        return
+    bits = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    of = {
+        name: int(parameter.detach().contiguous().view(bits[parameter.itemsize]).sum(dtype=torch.int64))
+        for name, parameter in model.named_parameters() if not parameter.is_meta and not parameter.is_complex()
+    }
+    store, call = torch.distributed.distributed_c10d._get_default_store(), next(_calls)
+    store.set(f"ebb/values/{call}/{world.rank}", json.dumps(of))
+    for rank in range(world.size):
+        other = json.loads(store.get(f"ebb/values/{call}/{rank}"))
+        name = next((name for name, value in of.items() if other.get(name) != value), None)
+        if name is not None:
+            raise Error(f"ranks {world.rank} and {rank} have other initial values of '{name}': give all ranks one seed, or values_of_rank_0=True")
 
 
 def _untie(model: nn.Module) -> dict[str, str]:
