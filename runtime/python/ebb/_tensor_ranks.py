@@ -94,11 +94,16 @@ def _agree_on(ranks: int, world: World) -> None:
     meet()
     if not torch.distributed.is_initialized():
         torch.distributed.init_process_group()
-    store, call = torch.distributed.distributed_c10d._get_default_store(), next(_calls)
-    store.set(f"ebb/tensor/{call}/{world.rank}", str(ranks))
-    asked = [int(store.get(f"ebb/tensor/{call}/{rank}")) for rank in range(world.size)]
+    asked = _of_all_ranks(ranks, world)
     if len(set(asked)) > 1:
         raise Error(f"the ranks ask for different numbers of tensor ranks: {', '.join(map(str, asked))}, from rank 0 on", "INVALID_ARGUMENT")
+
+
+def _of_all_ranks(value: Any, world: World) -> list[Any]:
+    """Collective: what each rank gives. Torch's store needs no device, as a collective would."""
+    store, call = torch.distributed.distributed_c10d._get_default_store(), next(_calls)
+    store.set(f"ebb/{call}/{world.rank}", json.dumps(value))
+    return [json.loads(store.get(f"ebb/{call}/{rank}")) for rank in range(world.size)]
 
 
 def _make_whole_values_equal(model: nn.Module, world: World, by_rank_0: bool) -> None:
@@ -115,10 +120,7 @@ def _make_whole_values_equal(model: nn.Module, world: World, by_rank_0: bool) ->
         name: int(parameter.detach().contiguous().view(bits[parameter.itemsize]).sum(dtype=torch.int64))
         for name, parameter in model.named_parameters() if not parameter.is_meta and not parameter.is_complex()
     }
-    store, call = torch.distributed.distributed_c10d._get_default_store(), next(_calls)
-    store.set(f"ebb/values/{call}/{world.rank}", json.dumps(of))
-    for rank in range(world.size):
-        other = json.loads(store.get(f"ebb/values/{call}/{rank}"))
+    for rank, other in enumerate(_of_all_ranks(of, world)):
         name = next((name for name, value in of.items() if other.get(name) != value), None)
         if name is not None:
             raise Error(f"ranks {world.rank} and {rank} have other initial values of '{name}': give all ranks one seed, or values_of_rank_0=True")

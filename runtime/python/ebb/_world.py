@@ -83,17 +83,18 @@ def _port_beside_torch() -> Iterator[None]:
     """If torch.distributed has made its group before, it listens at MASTER_PORT. The ranks then meet at a port that rank 0 finds. Ranks of
     torchrun meet elsewhere."""
     group = torch.distributed.is_available() and torch.distributed.is_initialized()
-    before = os.environ.get("MASTER_PORT")
-    if not group or torch.distributed.get_world_size() == 1 or before is None or os.environ.get("TORCHELASTIC_RUN_ID"):
+    if not group or torch.distributed.get_world_size() == 1 or os.environ.get("TORCHELASTIC_RUN_ID"):
         yield
         return
     port = [free_port() if torch.distributed.get_rank() == 0 else None]
     torch.distributed.broadcast_object_list(port, src=0)
+    before = os.environ.get("MASTER_PORT")
     os.environ["MASTER_PORT"] = str(port[0])
     try:
         yield
     finally:
-        os.environ["MASTER_PORT"] = before
+        if before is not None:
+            os.environ["MASTER_PORT"] = before
 
 
 def _close_all() -> None:
