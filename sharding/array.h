@@ -35,8 +35,9 @@ enum class Purpose : uint8_t {
   kNormSums,      // for optimizers that take norms: this rank's sums of parameters (norm_records.h)
   kNormRecords,   // of all ranks of a shard group, then this rank's own
   kSumScratch,    // where pieces of all ranks are summed in one order (ebb.deterministic_reduce)
-  kOwnGradient,   // fp32, of one slice of a parameter, for an optimizer of the trainer's
-  kOwnMaster,     // likewise its master, if masters are not kept as such
+  kTensorScratch,  // likewise, of a trainer's kernels over tensor
+  kOwnGradient,    // fp32, of one slice of a parameter, for an optimizer of the trainer's
+  kOwnMaster,      // likewise its master, if masters are not kept as such
   // Rings of slots in host memory: parameters of one group of gathers; masters of one sub-group,
   // which stay from a unit's last gather to its update; a unit's reduced shard; a boundary.
   kParameterSlot,
@@ -87,6 +88,7 @@ inline constexpr PurposeFacts kPurposeFacts[kPurposes] = {
     {"norm sums", StateClass::kStaging, ArrayOf::kTier},
     {"norm records", StateClass::kStaging, ArrayOf::kRank},
     {"sum scratch", StateClass::kStaging, ArrayOf::kRank},
+    {"tensor scratch", StateClass::kStaging, ArrayOf::kRank},
     {"own gradient", StateClass::kStaging, ArrayOf::kTier},
     {"own master", StateClass::kStaging, ArrayOf::kTier},
     {"parameter slot", StateClass::kStaging, ArrayOf::kRank},

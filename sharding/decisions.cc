@@ -286,7 +286,9 @@ absl::StatusOr<Decisions> Decide(const PlanInputs& inputs, const ModelLayout& la
   decisions.communication = config.communication_dtype();
   decisions.accumulation = config.accumulation;
   decisions.reduce_at_round = config.reduces_at_round();
-  decisions.sums_in_scratch = config.ebb.deterministic_reduce && decisions.world > 1;
+  decisions.sums_in_scratch =
+      config.ebb.deterministic_reduce && (decisions.world > 1 || inputs.verdict_ranks > 1);
+  decisions.tensor_sums_in_scratch = config.ebb.deterministic_reduce && config.ebb.mesh.tensor > 1;
   decisions.keeps_step_gradients = !decisions.reduce_at_round && configured > 1;
   decisions.sums_before_reducing =
       decisions.keeps_step_gradients || decisions.micro_batches_per_round > 1;

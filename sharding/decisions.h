@@ -72,8 +72,9 @@ struct Decisions {
     return gradient_of(unit) != communication_of(unit) || rounds_slices(unit);
   }
   bool rounds_slices(int unit) const { return reduced(unit) != communication_of(unit); }
-  bool sums_in_scratch = false;  // ebb.deterministic_reduce, of several ranks
-  int optimizer_states = 0;      // the most of a unit
+  // ebb.deterministic_reduce: of gradients of several ranks, and of a trainer's kernels over tensor.
+  bool sums_in_scratch = false, tensor_sums_in_scratch = false;
+  int optimizer_states = 0;  // the most of a unit
   // By unit: what Muon makes orthogonal. Such a unit has one state, the momentum. All empty: there
   // are no such units.
   std::vector<std::vector<OwnedMatrix>> matrices = {};
@@ -176,7 +177,8 @@ struct Decisions {
   int tensor_ranks() const { return verdict_ranks / world; }
   // Some parameters are blocks of a whole (ParameterSpec::block): norms are of the whole.
   bool has_blocks = false;
-  // By unit: its gradient is a sum over tensor (ParameterSpec::sums_gradient).
+  // By unit: its gradient is a sum over tensor (ParameterSpec::sums_gradient). Its reduced shard is
+  // on the device, whatever gradient_tier is.
   std::vector<bool> sums_tensor = {};
   DType shard_dtype(int unit) const {
     return accumulates[unit] ? accumulation : communication_of(unit);

@@ -123,17 +123,17 @@ class Fields {
   void One(const Decisions& decisions) {
     const auto& [world, shards, secondary_shards, stage, rounds, micro_batches_per_round, compute,
                  communication, accumulation, own_compute, reduce_at_round, keeps_step_gradients,
-                 sums_before_reducing, gradient, sums_in_scratch, optimizer_states, matrices,
-                 direction, iteration_steps, state_encodings, state_blocks, own_optimizer,
-                 takes_norms, norm_states, sets_without_norms, parameter_tier, optimizer_tier,
-                 gradient_tier, activation_tier, gradients_follow, split_master,
-                 stochastic_rounding, timing, timing_reason, holds, carried, shares_reads,
-                 kept_whole, accumulates, trainable, verdict_ranks, compared, has_blocks,
-                 sums_tensor] = decisions;
+                 sums_before_reducing, gradient, sums_in_scratch, tensor_sums_in_scratch,
+                 optimizer_states, matrices, direction, iteration_steps, state_encodings,
+                 state_blocks, own_optimizer, takes_norms, norm_states, sets_without_norms,
+                 parameter_tier, optimizer_tier, gradient_tier, activation_tier, gradients_follow,
+                 split_master, stochastic_rounding, timing, timing_reason, holds, carried,
+                 shares_reads, kept_whole, accumulates, trainable, verdict_ranks, compared,
+                 has_blocks, sums_tensor] = decisions;
     Add(world, shards, secondary_shards, stage, rounds, micro_batches_per_round, compute,
         communication, accumulation, own_compute, reduce_at_round, keeps_step_gradients,
-        sums_before_reducing, gradient, sums_in_scratch, optimizer_states, matrices, direction,
-        iteration_steps, state_encodings, state_blocks, own_optimizer);
+        sums_before_reducing, gradient, sums_in_scratch, tensor_sums_in_scratch, optimizer_states,
+        matrices, direction, iteration_steps, state_encodings, state_blocks, own_optimizer);
     Add(takes_norms, norm_states, sets_without_norms, parameter_tier, optimizer_tier, gradient_tier,
         activation_tier, gradients_follow, split_master, stochastic_rounding, timing, holds,
         carried, shares_reads, kept_whole, accumulates, trainable, verdict_ranks, compared,

@@ -43,14 +43,15 @@ enum class Role : uint8_t {
   // units from those, within the ranks that hold a copy of them together
   kFillSecondary,
   kGatherSecondary,
-  kSumTensor,   // all-reduce of whole gradients over tensor (ParameterSpec::sums_gradient)
   kCast,        // whole gradients from the accumulation to the communication dtype, into staging
   kReduce,      // reduce-scatter of whole gradients, divided (with replicas: only summed)
   kAllReduce,   // replicas: sums the reduced slices over the shard groups, divided
   kRound,       // replicas: the slices from fp32 to the communication dtype
   kAccumulate,  // adds the reduced slice to the shard; the last one takes the norm's squares
-  // The squares of a shard that kReduce wrote itself; of all at Finish if a step holds updates.
+  // The squares of a shard that kReduce or kSumTensor wrote; of all at Finish if a step holds
+  // updates.
   kNorm,
+  kSumTensor,       // all-reduce of finished shards over tensor (ParameterSpec::sums_gradient)
   kGatherGradient,  // stage 0: the reduced gradient whole on every rank
   kPrepare,         // constants of updates that do not wait for the verdict: constants w, scale r
   kSeal,            // this rank's record of norm, overflow, loss, scope hash and errors: record w,

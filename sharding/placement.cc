@@ -98,8 +98,10 @@ StatePlacement DecidePlacement(const Decisions& d, const ModelLayout& layout,
       if (group.tier == Tier::kNvme && cpu.Takes(group.count())) group.tier = Tier::kCpu;
     }
   }
-  for (UnitPlacement& unit : placement.units) {
-    if (d.gradient_tier == Tier::kDevice) continue;
+  for (int u = 0; u < std::ssize(placement.units); ++u) {
+    UnitPlacement& unit = placement.units[u];
+    // Tensor ranks add up their terms where they meet.
+    if (d.gradient_tier == Tier::kDevice || d.sums_tensor[u]) continue;
     const auto begin = placement.sub_groups.begin() + unit.first_sub_group;
     const bool all_on_device =
         std::all_of(begin, begin + unit.sub_groups,

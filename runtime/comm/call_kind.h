@@ -28,6 +28,9 @@ enum class CallKind : uint8_t {
   kReorder,
   // Only in the log of an engine (wait_cycles.h). A rank may drop its last step when it is slower.
   kDrop,
+  kTensorAllReduce,
+  kTensorAllGather,
+  kTensorReduceScatter,
   kForward,
   kBackward,
   kRecompute,
@@ -45,6 +48,10 @@ inline bool Meets(CallKind kind) {
 }
 inline bool IsScope(CallKind kind) {
   return kind >= CallKind::kForward;
+}
+// What has a place in a log only in a step or an evaluation.
+inline bool IsWithin(CallKind kind) {
+  return kind >= CallKind::kTensorAllReduce;
 }
 
 }  // namespace ebb

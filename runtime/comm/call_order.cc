@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/substitute.h"
 #include "ebb/runtime/base/name_view.h"
 #include "ebb/runtime/base/status_macros.h"
@@ -194,8 +195,11 @@ std::string CallOrder::Past(CallKind kind, int engine) const {
                                           "called Agree$0",
                                           "called ReadAsync$0",
                                           "called Reorder$0",
-                                          "dropped a step or evaluation$0"};
-  static_assert(std::size(kPast) == static_cast<size_t>(CallKind::kDrop) + 1);
+                                          "dropped a step or evaluation$0",
+                                          "called TensorAxis::AllReduce",
+                                          "called TensorAxis::AllGather",
+                                          "called TensorAxis::ReduceScatter"};
+  static_assert(std::size(kPast) == static_cast<size_t>(CallKind::kTensorReduceScatter) + 1);
   const std::string name = engine >= 0 ? NameOf(engine) : "it";
   // Another rank's text may hold any number.
   const auto row = static_cast<size_t>(kind);
@@ -274,10 +278,21 @@ std::string CallOrder::Describe(std::span<const int> ranks) const {
   constexpr size_t kNamed = 4;
   std::string text;
   for (const int rank : ranks.first(std::min(ranks.size(), kNamed))) {
-    const std::string one = Describe(rank);
-    if (!one.empty()) absl::StrAppend(&text, text.empty() ? "" : "; ", one);
+    const std::string one = Describe(rank), in_turn = DescribeWait(rank);
+    for (const std::string& more : {one, in_turn})
+      if (!more.empty()) absl::StrAppend(&text, text.empty() ? "" : "; ", more);
   }
   return text;
+}
+
+// Of ranks that wait for each other in a chain, each sees the next one alone.
+std::string CallOrder::DescribeWait(int rank) const {
+  const std::vector<int> awaited = cycles_.AwaitedBy(rank);
+  if (awaited.empty()) return "";
+  return absl::StrCat(NameOfRank(rank), " waits for ",
+                      absl::StrJoin(awaited, ", ", [this](std::string* out, int of) {
+                        absl::StrAppend(out, NameOfRank(of));
+                      }));
 }
 
 bool CallOrder::IsFirstToWarn(std::string_view warning) {

@@ -79,7 +79,7 @@ class CallOrder {
   // "rank 2 has begun a step of the engine 'policy' as its last call, number 7; ...", or "" if rank
   // 2's calls are unknown. Any thread.
   std::string Describe(int rank) const;
-  // Describes the first few of `ranks`.
+  // Describes the first few of `ranks`, and for whom they wait themselves.
   std::string Describe(std::span<const int> ranks) const;
 
   // True for the first of the ranks that share memory and would all log `warning`. Any thread.
@@ -99,6 +99,7 @@ class CallOrder {
   // `its`, `others`: in the past tense. -1: no engine, or several.
   absl::Status Different(int engine, int first, std::string_view its, int second,
                          std::string_view others) const;
+  std::string DescribeWait(int rank) const;
   std::string Scope(int engine, const WaitCycles::What& what) const;
   absl::Status DifferentLogs(int engine, int first, const WaitCycles::What& its, int second,
                              const WaitCycles::What& others) const;

@@ -39,9 +39,9 @@ uint64_t HashOf(std::string_view text) {
   return hash;
 }
 
+constexpr int kRankBits = 64;
 uint64_t Bit(int rank) {
-  constexpr int kBits = 64;
-  return uint64_t{1} << (rank % kBits);
+  return uint64_t{1} << (rank % kRankBits);
 }
 
 uint64_t CallOf(uint64_t place) {
@@ -80,7 +80,7 @@ void WaitCycles::Note(int engine, uint64_t call, What what) {
   const bool begins = Begins(what.kind), drops = what.kind == CallKind::kDrop,
              ends = Finishes(what.kind) || drops;
   if (writer.depth == 0) {
-    if (IsScope(what.kind) || ends) return;
+    if (IsWithin(what.kind) || ends) return;
     writer = {};
     writer.call = call - made_at_[engine % RankLog::kEngines];
     log.is_void.store(0, std::memory_order_relaxed);
@@ -218,6 +218,19 @@ absl::Status WaitCycles::LookAt(std::span<const int> absent) {
     }
   }
   return absl::OkStatus();
+}
+
+std::vector<int> WaitCycles::AwaitedBy(int rank) const {
+  const auto place = static_cast<size_t>(rank);
+  // Among more ranks a bit stands for several.
+  if (place >= logs_.size() || logs_[place] == nullptr || logs_.size() > kRankBits) return {};
+  uint64_t bits = 0;
+  for (const LaneState& lane : ReadLanes(*logs_[place]))
+    if (lane.waits != 0) bits |= lane.absent;
+  std::vector<int> ranks;
+  for (int of = 0; of < static_cast<int>(logs_.size()); ++of)
+    if ((bits & Bit(of)) != 0) ranks.push_back(of);
+  return ranks;
 }
 
 void WaitCycles::Pack(Packer& packer) const {

@@ -99,6 +99,10 @@ class WaitCycles {
   // A call has returned an error. Any thread.
   void NoteError(uint32_t errors);
 
+  // The ranks for which that one has waited for a second, if this process can read its log and there
+  // are at most 64. Any thread.
+  std::vector<int> AwaitedBy(int rank) const;
+
   // For ranks that share no memory. Pack adds the newest entries and the waits. Receive compares
   // the log of `rank` with this one. Any thread.
   void Pack(Packer& packer) const;

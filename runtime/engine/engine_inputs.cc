@@ -74,8 +74,11 @@ absl::Status CheckOverTensor(const ModelSpec& model) {
   if (unsaid == all.end()) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
       "parameter '", unsaid->name,
-      "' does not say how tensor ranks share it: set ParameterSpec::over_tensor to kWhole if each "
-      "has all of it and the same gradient, or to kLocal if each has a part of its own"));
+      "' does not say how tensor ranks share it: give the whole model with ParameterSpec::split, "
+      "by "
+      "which Ebb cuts it, or, of a model in parts, set ParameterSpec::over_tensor to kWhole if "
+      "each "
+      "rank has all of it and the same gradient, to kLocal if each has a part of its own"));
 }
 
 absl::Status CheckMatricesOverTensor(const ModelSpec& model) {
@@ -84,10 +87,11 @@ absl::Status CheckMatricesOverTensor(const ModelSpec& model) {
         parameter.over_tensor != OverTensor::kLocal)
       continue;
     return absl::UnimplementedError(
-        absl::StrCat("parameter '", parameter.name,
-                     "' is a part of a matrix (ParameterSpec::over_tensor is kLocal), and Muon "
-                     "updates whole ones: "
-                     "set ParameterSpec::matrix_update to kNo, so that AdamW updates it"));
+        absl::StrCat("parameter '", parameter.name, "' is a part of a matrix (",
+                     parameter.block.has_value() ? "cut by ParameterSpec::split"
+                                                 : "ParameterSpec::over_tensor is kLocal",
+                     "), and Muon updates whole ones: set ParameterSpec::matrix_update to kNo, so "
+                     "that AdamW updates it"));
   }
   return absl::OkStatus();
 }

@@ -6,10 +6,10 @@
 //   Multiply(scope.parameter(down), hidden, y);      // its block of columns: a term of the sum
 //   engine.tensor().AllReduce(y);
 //
-// Sums are in rank order, with the same bits on every rank; on NCCL in NCCL's order. Like scopes
-// these calls never fail: the first error is the step's. All tensor ranks make the same calls in one
-// order, with views of equal sizes. Of one rank each call does nothing, but for a copy where the two
-// views are different memory.
+// Sums are in rank order, with the same bits on every rank; over NCCL in NCCL's order, unless
+// ebb.deterministic_reduce is on. Like scopes these calls never fail: the first error is the step's.
+// All tensor ranks make the same calls in one order, with views of equal sizes. Of one rank each
+// call does nothing, but for a copy where the two views are different memory.
 #pragma once
 
 #include "ebb/runtime/engine/tensor_view.h"

@@ -20,6 +20,7 @@ ReductionLowering::Gradient ReductionLowering::OfUnit(const Part& part) const {
           .shard_tier = table_.TierOf(shard),
           .communication = d_.communication_of(part.unit),
           .accumulates = d_.accumulates[part.unit],
+          .sums_with_norm = d_.accumulates[part.unit] && !d_.sums_tensor[part.unit],
           .shard = table_.OwnSlice(shard)};
 }
 
@@ -38,6 +39,7 @@ ReductionLowering::Gradients ReductionLowering::OfGroup(const std::vector<int>& 
                                        .scope = s,
                                        .first = in_.reduction.is_first[scope],
                                        .last = in_.reduction.is_last[scope] && !d_.holds}));
+    gradient.is_finished = in_.reduction.is_last[scope];
     const int64_t slice_bytes =
         PoolAligned(gradient.section.shard * SizeOf(gradient.communication));
     const bool is_shard = !gradient.accumulates && gradient.shard_tier == Tier::kDevice;
@@ -60,13 +62,19 @@ ReductionLowering::Gradients ReductionLowering::OfGroup(const std::vector<int>& 
   return gradients;
 }
 
-ReductionLowering::Gradients ReductionLowering::Those(bool accumulate, Tier shard_tier,
+ReductionLowering::Gradients ReductionLowering::Added(Tier shard_tier,
                                                       const Gradients& gradients) const {
   Gradients those;
+  for (const Gradient& gradient : gradients)
+    if (gradient.accumulates && gradient.shard_tier == shard_tier) those.push_back(gradient);
+  return those;
+}
+
+ReductionLowering::Gradients ReductionLowering::Measured(Tier shard_tier,
+                                                         const Gradients& gradients) const {
+  Gradients those;
   for (const Gradient& gradient : gradients) {
-    // A norm is taken of final gradients.
-    if (gradient.accumulates == accumulate && gradient.shard_tier == shard_tier &&
-        (accumulate || gradient.part.last))
+    if (!gradient.sums_with_norm && gradient.part.last && gradient.shard_tier == shard_tier)
       those.push_back(gradient);
   }
   return those;
@@ -84,8 +92,7 @@ void ReductionLowering::Issue(OpDraft draft, std::span<const Gradient> gradients
                                                         : 0;
   if (ring > 0) draft.bytes = 2 * (ring - 1) * draft.bytes / ring;
   // Where pieces of all ranks are summed in one order.
-  // Tensor ranks add theirs without scratch: NCCL's all-reduce gives all of them the same bits.
-  const bool sums = FactsOf(draft.role).from == Spread::kPartial && draft.role != Role::kSumTensor;
+  const bool sums = FactsOf(draft.role).from == Spread::kPartial;
   if (const int scratch = table_.Find(Purpose::kSumScratch); sums && scratch >= 0)
     to_.AddBytes(table_.PlaceOf(scratch), Access::kWrite, table_[scratch].elements);
   writer_.Issue(draft);
@@ -96,7 +103,6 @@ void ReductionLowering::Reduce(int group) {
   // All units of a group have the same dtypes.
   const int unit = gradients.front().part.unit;
   const DType whole = d_.gradient_of(unit), sent = d_.reduced(unit);
-  SumTensor(gradients, whole);
   if (d_.casts(unit)) {
     // With replicas fp32 is sent, but its values were rounded to the communication dtype. So the
     // sums are those of a world without replicas.
@@ -137,15 +143,22 @@ void ReductionLowering::Reduce(int group) {
     if (gradient.shard_tier == Tier::kNvme) SumInSlot(gradient);
 }
 
-void ReductionLowering::SumTensor(const Gradients& gradients, DType dtype) {
-  Gradients those;
-  for (const Gradient& gradient : gradients)
-    if (d_.sums_tensor[gradient.part.unit]) those.push_back(gradient);
-  if (those.empty()) return;
-  Issue({.role = Role::kSumTensor, .stream = StreamId::kReduce}, those, [&](const Gradient& of) {
-    to_.Add(of.whole, dtype, Access::kReadWrite, of.section.elements);
-    return of.section.elements * SizeOf(dtype);
-  });
+// They are on the device (placement.h), where the tensor ranks meet.
+void ReductionLowering::SumTensor(const Gradients& gradients) {
+  for (const bool accumulated : {true, false}) {  // a collective has one dtype
+    Gradients those;
+    for (const Gradient& gradient : gradients) {
+      if (d_.sums_tensor[gradient.part.unit] && gradient.is_finished &&
+          gradient.accumulates == accumulated)
+        those.push_back(gradient);
+    }
+    if (those.empty()) continue;
+    Issue({.role = Role::kSumTensor, .stream = StreamId::kReduce}, those, [&](const Gradient& of) {
+      const DType dtype = d_.shard_dtype(of.part.unit);
+      to_.Add(of.shard, dtype, Access::kReadWrite, of.section.shard);
+      return of.section.shard * SizeOf(dtype);
+    });
+  }
 }
 
 // The first contribution is written, later ones are read, added and written.
@@ -154,7 +167,7 @@ int64_t ReductionLowering::AddAccumulate(const Gradient& gradient) {
   to_.Add(gradient.landed, gradient.communication, Access::kRead, shard);
   to_.Add(gradient.shard, d_.shard_dtype(gradient.part.unit),
           gradient.part.first ? Access::kWrite : Access::kReadWrite, shard);
-  AddSquares(gradient, gradient.part.last);
+  AddSquares(gradient, gradient.part.last && gradient.sums_with_norm);
   return shard *
          (SizeOf(d_.accumulation) * (gradient.part.first ? 1 : 2) + SizeOf(gradient.communication));
 }
@@ -163,7 +176,7 @@ int64_t ReductionLowering::AddNorm(const Gradient& gradient) {
   to_.Add(gradient.shard, d_.shard_dtype(gradient.part.unit), Access::kRead,
           gradient.section.shard);
   AddSquares(gradient, /*last=*/true);
-  return gradient.section.shard * SizeOf(gradient.communication);
+  return gradient.section.shard * SizeOf(d_.shard_dtype(gradient.part.unit));
 }
 
 void ReductionLowering::AddSquares(const Gradient& gradient, bool last) {
@@ -178,10 +191,11 @@ void ReductionLowering::Sum(Tier shard_tier, const Gradients& gradients) {
   const StreamId stream = shard_tier == Tier::kDevice ? StreamId::kReduce : StreamId::kHostSum;
   const auto accumulate = [this](const Gradient& of) { return AddAccumulate(of); };
   const auto norm = [this](const Gradient& of) { return AddNorm(of); };
-  if (const Gradients summed = Those(true, shard_tier, gradients); !summed.empty())
-    Issue({.role = Role::kAccumulate, .stream = stream}, summed, accumulate);
-  if (const Gradients direct = Those(false, shard_tier, gradients); !direct.empty())
-    Issue({.role = Role::kNorm, .stream = stream}, direct, norm);
+  if (const Gradients added = Added(shard_tier, gradients); !added.empty())
+    Issue({.role = Role::kAccumulate, .stream = stream}, added, accumulate);
+  if (shard_tier == Tier::kDevice) SumTensor(gradients);
+  if (const Gradients measured = Measured(shard_tier, gradients); !measured.empty())
+    Issue({.role = Role::kNorm, .stream = stream}, measured, norm);
 }
 
 void ReductionLowering::Land(const Gradients& gradients) {
@@ -226,7 +240,7 @@ void ReductionLowering::HeldNorms(const std::vector<int>& units) {
   Gradients gradients;
   for (int unit : units) {
     Gradient gradient = OfUnit({.unit = unit, .first = true, .last = true});
-    gradient.accumulates = false;  // not any more
+    gradient.accumulates = gradient.sums_with_norm = false;  // not any more
     if (gradient.shard_tier != Tier::kNvme) {
       gradients.push_back(gradient);
       continue;

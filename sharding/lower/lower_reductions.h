@@ -1,9 +1,10 @@
 // Reductions as operations: a bucket of gradients becomes slices of sums, which end in the shards.
-// On the reduce stream, in order: the sum over tensor, of gradients whose ranks have terms; the cast
-// to the sent dtype; the reduce-scatter; with replicas the all-reduce between shard groups and the
-// rounding of its sums; the sum of the slices into the shard, or their norm if they are the shard;
-// and at stage 0 the gather that makes gradients whole again. Slices with shards in host memory go
-// there first, and are summed there. Slices with shards on NVMe are summed one at a time, in a slot.
+// On the reduce stream, in order: the cast to the sent dtype; the reduce-scatter; with replicas the
+// all-reduce between shard groups and the rounding of its sums; the sum of the slices into the
+// shard, or their norm if they are the shard; the sum over tensor of finished shards of which each
+// tensor rank has a term, and their norm; and at stage 0 the gather that makes gradients whole
+// again. Slices with shards in host memory go there first, and are summed there. Slices with shards
+// on NVMe are summed one at a time, in a slot.
 #pragma once
 
 #include <cstdint>
@@ -40,6 +41,9 @@ class ReductionLowering {
     Tier shard_tier{};  // of its shard
     DType communication{};
     bool accumulates = false;
+    bool sums_with_norm = false;  // its norm is taken with the last addition
+    // The step's last contribution. part.last: and nothing changes the shard after it.
+    bool is_finished = false;
     Place whole = {}, source = {};  // as backward leaves it; as the reduction sends it
     // This rank's slice of the sum: in the sent dtype; in the communication dtype; and, if the
     // shard is in host memory, the copy there that is added to the shard.
@@ -51,13 +55,16 @@ class ReductionLowering {
   using Gradients = std::vector<Gradient>;
   Gradient OfUnit(const Part& part) const;
   Gradients OfGroup(const std::vector<int>& group) const;
-  Gradients Those(bool accumulate, Tier shard_tier, const Gradients& gradients) const;
+  // Those with shards in this tier whose slices are added to the shard, or whose norms are taken
+  // alone, because nothing is added or because a sum over tensor comes between.
+  Gradients Added(Tier shard_tier, const Gradients& gradients) const;
+  Gradients Measured(Tier shard_tier, const Gradients& gradients) const;
 
   // One operation for all of them; `add` writes the operands of each and returns its bytes.
   void Issue(OpDraft draft, std::span<const Gradient> gradients,
              absl::FunctionRef<int64_t(const Gradient&)> add);
-  // Whole gradients of which each tensor rank has a term.
-  void SumTensor(const Gradients& gradients, DType dtype);
+  // Finished shards of which each tensor rank has a term.
+  void SumTensor(const Gradients& gradients);
   int64_t AddAccumulate(const Gradient& gradient);
   int64_t AddNorm(const Gradient& gradient);
   void AddSquares(const Gradient& gradient, bool last);

@@ -14,16 +14,20 @@ namespace {
 
 // For the largest bucket, or as much as a piece of it needs: megabytes use the links well, and of
 // many ranks each still sends no crumbs.
-int64_t SumScratchBytes(int world, int64_t bucket) {
+int64_t SumScratchBytes(int ranks, int64_t bucket) {
   constexpr int64_t kBytesMax = int64_t{64} << 20, kRankBytes = int64_t{256} << 10;
-  const int64_t least = world * kPoolAlignment;  // a line a rank
-  return std::min(PoolAligned(std::max(bucket, least)), std::max(kBytesMax, world * kRankBytes));
+  const int64_t least = ranks * kPoolAlignment;  // a line a rank
+  return std::min(PoolAligned(std::max(bucket, least)), std::max(kBytesMax, ranks * kRankBytes));
 }
 
-// The arrays of one sub-group that pass through a slot on their way to its update.
+// A trainer's messages have any size, and pass in pieces of so much from each rank.
+constexpr int64_t kTensorScratchOfRank = int64_t{1} << 20;
+
+// What passes through a slot on its way to an update: elements of the largest sub-group whose
+// states, gradient or parameter do.
 struct WorkNeeds {
-  bool states = false, gradient = false, parameter = false;
-  bool any() const { return states || gradient || parameter; }
+  int64_t states = 0, gradient = 0, parameter = 0;
+  bool any() const { return std::max({states, gradient, parameter}) > 0; }
 };
 
 class StagingRows {
@@ -104,7 +108,10 @@ void StagingRows::OnDevice() {
   if (norms_.sums > 0 && norms_.exchanged())
     Add(Purpose::kNormRecords, Tier::kDevice, (norms_.ranks + 1) * norms_.bytes());
   if (d_.sums_in_scratch && sent > 0)
-    Add(Purpose::kSumScratch, Tier::kDevice, SumScratchBytes(d_.world, sent));
+    Add(Purpose::kSumScratch, Tier::kDevice,
+        SumScratchBytes(std::max(d_.world, d_.tensor_ranks()), sent));
+  if (d_.tensor_sums_in_scratch)
+    Add(Purpose::kTensorScratch, Tier::kDevice, d_.tensor_ranks() * kTensorScratchOfRank);
   if (d_.own_optimizer) Add(Purpose::kOwnGradient, Tier::kDevice, slice_ * 4);
   if (d_.own_optimizer && d_.reads_any_parameters())
     Add(Purpose::kOwnMaster, Tier::kDevice, slice_ * 4);
@@ -227,13 +234,16 @@ WorkNeeds StagingRows::NeedsOf(bool on_host) const {
                parameter = ParameterTierOf(table_, group);
     // Carried updates leave parameters in the slots that gathers read from.
     const bool swaps_parameter = parameter == Tier::kNvme && !d_.carried[group.unit];
+    const auto take = [&group](int64_t& largest, bool needs_it) {
+      if (needs_it) largest = std::max(largest, group.count());
+    };
     if (group.tier == Tier::kDevice) {
-      needs.gradient |= on_host ? gradient == Tier::kNvme : gradient != Tier::kDevice;
-      needs.parameter |= on_host ? swaps_parameter : parameter != Tier::kDevice;
+      take(needs.gradient, on_host ? gradient == Tier::kNvme : gradient != Tier::kDevice);
+      take(needs.parameter, on_host ? swaps_parameter : parameter != Tier::kDevice);
     } else if (on_host) {
-      needs.states |= group.tier == Tier::kNvme;
-      needs.gradient |= gradient != Tier::kCpu;
-      needs.parameter |= parameter == Tier::kDevice || swaps_parameter;
+      take(needs.states, group.tier == Tier::kNvme);
+      take(needs.gradient, gradient != Tier::kCpu);
+      take(needs.parameter, parameter == Tier::kDevice || swaps_parameter);
     }
   }
   return needs;
@@ -244,26 +254,24 @@ void StagingRows::AddWork(bool on_host, int turns) {
   if (!in_.has_work_slots) return;
   const WorkNeeds needs = NeedsOf(on_host);
   if (!needs.any()) return;
-  int64_t largest = 0, parameter_size = 0;
-  for (const SubGroup& group : table_.sub_groups) {
-    largest = std::max(largest, group.count());
+  int64_t parameter_size = 0;
+  for (const SubGroup& group : table_.sub_groups)
     parameter_size = std::max(parameter_size, SizeOf(d_.compute_of(group.unit)));
-  }
   const size_t first = table_.rows.size();
   int64_t turn_bytes = 0;
-  const auto add = [&](Purpose purpose, bool needed, int64_t of_largest, int state = 0) {
+  const auto add = [&](Purpose purpose, int64_t of_largest, int state = 0) {
     const int64_t bytes = SwapAligned(of_largest);
-    if (!needed || bytes == 0) return;
+    if (bytes == 0) return;
     Add(purpose, on_host ? Tier::kCpu : Tier::kDevice, bytes);
     table_.rows.back().state = state;
     table_.rows.back().behind = table_.rows.size() > first + 1;
     turn_bytes += bytes;
   };
-  add(Purpose::kWorkMaster, needs.states, MasterBytes(largest));
+  add(Purpose::kWorkMaster, MasterBytes(needs.states));
   for (int state = 0; state < d_.optimizer_states; ++state)
-    add(Purpose::kWorkState, needs.states, StateBytes(state, largest), state);
-  add(Purpose::kWorkGradient, needs.gradient, largest * 4);
-  add(Purpose::kWorkParameter, needs.parameter, largest * parameter_size);
+    add(Purpose::kWorkState, StateBytes(state, needs.states), state);
+  add(Purpose::kWorkGradient, needs.gradient * 4);
+  add(Purpose::kWorkParameter, needs.parameter * parameter_size);
   for (size_t row = first; row < table_.rows.size(); ++row) {
     table_.rows[row].turns = turns;
     table_.rows[row].turn_bytes = turn_bytes;

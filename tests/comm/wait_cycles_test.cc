@@ -14,7 +14,9 @@
 namespace ebb::wait_cycles_test {
 namespace {
 
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 // Two ranks with an engine and two communicators. They share memory, or send each other texts.
 class WaitCyclesTest : public ::testing::TestWithParam<bool> {
@@ -111,6 +113,19 @@ TEST_P(WaitCyclesTest, ADifferenceWhereTheOtherRankHasEnqueuedTheCollectiveIsLef
   gather_[0]->Enqueued(1);  // as Finish does for scopes that are left out
   enqueued_[0][1] = 1;
   ExpectNoDifference();
+}
+
+TEST_P(WaitCyclesTest, ARankThatIsAwaitedShowsForWhomItWaitsItself) {
+  GoApart();
+  const int first[] = {0};
+  EXPECT_EQ(orders_[1]->Describe(first).find("waits for"), std::string::npos);
+  EXPECT_TRUE(Wait(0, reduce_).ok());
+  EXPECT_EQ(orders_[1]->cycles().AwaitedBy(0), shares() ? std::vector{1} : std::vector<int>());
+  if (shares()) {
+    EXPECT_THAT(orders_[1]->Describe(first), EndsWith("; rank 0 waits for rank 1"));
+  }
+  EndWait(0, reduce_);
+  EXPECT_THAT(orders_[1]->cycles().AwaitedBy(0), IsEmpty());
 }
 
 TEST_P(WaitCyclesTest, AWaitThatHasEndedIsNoWait) {

@@ -1,10 +1,14 @@
 // A fault on any one rank of data 2 x tensor 2 gives one report, or an error, on all ranks.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <latch>
 #include <limits>
 #include <string>
 #include <vector>
 
+#include "absl/cleanup/cleanup.h"
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/base/status_macros.h"
 #include "tests/engine/tensor_model.h"
@@ -13,6 +17,8 @@
 
 namespace ebb::testing::tensor_faults_test {
 namespace {
+
+using ::testing::ContainsRegex;
 
 constexpr int kRanks = 4, kTensor = 2, kSteps = 3;
 
@@ -95,28 +101,106 @@ TEST(TensorFaults, GradientsOfReplicasThatDifferAreNamed) {
   }
 }
 
-// A rank leaves out a collective, or ends in the middle of a step.
-TEST(TensorFaults, ARankThatDoesNotComeIsAnErrorOfAllRanks) {
+// A step, or an evaluation, in which rank r adds losses[r]. 0: it adds none.
+std::vector<absl::Status> AddLosses(const std::vector<float>& losses, bool evaluates) {
+  return StatusesOnThreads(kRanks, [&](World world) -> absl::Status {
+    EBB_ASSIGN_OR_RETURN(Engine engine, Engine::Create(world, Device::Cpu(1), TensorModel(),
+                                                       TensorConfig(3, kTensor)));
+    float loss = losses[static_cast<size_t>(world.rank())];
+    if (evaluates) {
+      Evaluation evaluation = engine.BeginEvaluation();
+      for (int b = 0; b < kBlocks; ++b) evaluation.Forward(UnitId{b});
+      if (loss != 0) evaluation.AddLoss({.data = &loss});
+      return evaluation.Finish().status();
+    }
+    Step step = engine.BeginStep({.may_leave_out = true});
+    if (loss != 0) step.AddLoss({.data = &loss});
+    step.Backward(UnitId{0});
+    EBB_RETURN_IF_ERROR(step.Finish());
+    return engine.Report().status();
+  });
+}
+
+// Their layers exchange parts of what they compute, so other samples need not differ anywhere else.
+TEST(TensorFaults, OtherLossesOfTensorRanksAreAnErrorOfAllRanks) {
+  for (const bool evaluates : {false, true}) {
+    SCOPED_TRACE(evaluates);
+    for (const absl::Status& status : AddLosses({1, 1, 2, 3}, evaluates))
+      EXPECT_THAT(status, Says("losses of tensor ranks 0 and 1 differ", "2 on rank 2, 3 on rank 3",
+                               "data_rank()"));
+    for (const absl::Status& status : AddLosses({1, 0, 2, 2}, evaluates)) EXPECT_OK(status);
+  }
+}
+
+// `fault`: of `rank` in its second step; null: that rank ends. `others`: of the other ranks there.
+std::vector<absl::Status> TrainApart(int rank, const TensorTrainer::Fault& fault,
+                                     absl::FunctionRef<void(Engine&)> others) {
   Config config = TensorConfig(3, kTensor);
   config.ebb.timeout_seconds = 3;
+  return StatusesOnThreads(kRanks, [&](World world) -> absl::Status {
+    EBB_ASSIGN_OR_RETURN(Engine engine,
+                         Engine::Create(world, Device::Cpu(1), TensorModel(), config));
+    TensorTrainer trainer(engine);
+    EBB_RETURN_IF_ERROR(trainer.Train(0));
+    const bool is_other = world.rank() != rank;
+    if (!is_other && fault == nullptr) return absl::AbortedError("this rank has ended");
+    const TensorTrainer::Fault of_others = [&](BackwardScope&) { others(engine); };
+    EBB_RETURN_IF_ERROR(trainer.Train(1, is_other ? of_others : fault));
+    return engine.Report().status();
+  });
+}
+
+void SumOne(Engine& engine) {
+  float value = 1;
+  engine.tensor().AllReduce({.data = &value});
+}
+
+TEST(TensorFaults, ARankThatEndsIsAnErrorOfAllRanks) {
   for (int rank = 0; rank < kRanks; ++rank) {
-    for (const bool ends : {false, true}) {
-      SCOPED_TRACE(absl::StrCat("rank ", rank, ends ? " ends" : " leaves out a sum"));
-      const std::vector<absl::Status> statuses =
-          StatusesOnThreads(kRanks, [&](World world) -> absl::Status {
-            EBB_ASSIGN_OR_RETURN(Engine engine,
-                                 Engine::Create(world, Device::Cpu(1), TensorModel(), config));
-            TensorTrainer trainer(engine);
-            EBB_RETURN_IF_ERROR(trainer.Train(0));
-            if (world.rank() == rank && ends) return absl::AbortedError("this rank has ended");
-            const TensorTrainer::Fault more = [&](BackwardScope&) {
-              float value = 1;
-              engine.tensor().AllReduce({.data = &value});
-            };
-            EBB_RETURN_IF_ERROR(trainer.Train(1, world.rank() == rank ? nullptr : more));
-            return engine.Report().status();
-          });
-      for (const absl::Status& status : statuses) EXPECT_FALSE(status.ok());
+    SCOPED_TRACE(rank);
+    for (const absl::Status& status : TrainApart(rank, nullptr, [](Engine&) {}))
+      EXPECT_FALSE(status.ok());
+  }
+}
+
+TEST(TensorFaults, ACollectiveThatARankLeavesOutIsNamedOnAllRanks) {
+  for (int rank = 0; rank < kRanks; ++rank) {
+    SCOPED_TRACE(rank);
+    for (const absl::Status& status : TrainApart(
+             rank, [](BackwardScope&) {}, SumOne))
+      EXPECT_THAT(status, Says("TensorAxis::AllReduce", absl::StrCat("rank ", rank)));
+  }
+}
+
+// Of its data rank the other tensor rank waits for it, and for that one waits its own data peer.
+TEST(TensorFaults, ARankThatStallsIsNamedOnAllOtherRanks) {
+  Config config = TensorConfig(3, kTensor);
+  config.gradient_accumulation_steps = 2;
+  config.ebb.timeout_seconds = 3;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    SCOPED_TRACE(rank);
+    std::latch others_returned(kRanks - 1);
+    const std::vector<absl::Status> statuses =
+        StatusesOnThreads(kRanks, [&](World world) -> absl::Status {
+          EBB_ASSIGN_OR_RETURN(Engine engine,
+                               Engine::Create(world, Device::Cpu(1), TensorModel(), config));
+          TensorTrainer trainer(engine);
+          const bool stalls = world.rank() == rank;
+          const absl::Cleanup returned = [&] {
+            if (!stalls) others_returned.count_down();
+          };
+          EBB_RETURN_IF_ERROR(trainer.Train(0, stalls
+                                                   ? [&](BackwardScope&) { others_returned.wait(); }
+                                                   : TensorTrainer::Fault()));
+          return engine.Report().status();
+        });
+    for (int other = 0; other < kRanks; ++other) {
+      if (other == rank) continue;
+      EXPECT_FALSE(statuses[other].ok());
+      // As the one that is awaited, or as the one that this one waits for.
+      EXPECT_THAT(std::string(statuses[other].message()),
+                  ContainsRegex(absl::StrCat("for (world rank ", rank, "|rank ", rank,
+                                             " in|rank [01] .world rank ", rank, ".)")));
     }
   }
 }

@@ -194,7 +194,7 @@ struct Case {
   Tier parameters = Tier::kDevice, optimizer = Tier::kDevice, gradients = Tier::kDevice;
   PlacementLimits limits = {.sub_group_elements = 4 * kCutElements};
   bool own_optimizer = false;
-  std::vector<bool> kept_whole = {};
+  std::vector<bool> kept_whole = {}, sums_tensor = {};
 
   StatePlacement Decide() const {
     Decisions decisions;
@@ -206,6 +206,7 @@ struct Case {
     decisions.optimizer_tier = optimizer;
     decisions.gradient_tier = gradients;
     decisions.kept_whole = kept_whole.empty() ? std::vector<bool>(units.size()) : kept_whole;
+    decisions.sums_tensor = sums_tensor.empty() ? std::vector<bool>(units.size()) : sums_tensor;
     return DecidePlacement(decisions, *LayOut(UnitChain(units), 1), limits);
   }
 };
@@ -368,6 +369,16 @@ TEST(StatePlacement, AGradientStaysOnTheDeviceWhereAllOfItsUnitIsUpdatedThere) {
   EXPECT_EQ(placement.units[1].gradient, Tier::kDevice);
 }
 
+TEST(StatePlacement, AGradientOfTermsIsOnTheDeviceWhereTensorRanksMeet) {
+  const StatePlacement placement = Case{
+      .units = {k, k},
+      .optimizer = Tier::kNvme,
+      .gradients = Tier::kNvme,
+      .sums_tensor = {true, false}}.Decide();
+  EXPECT_EQ(placement.units[0].gradient, Tier::kDevice);
+  EXPECT_EQ(placement.units[1].gradient, Tier::kNvme);
+}
+
 TEST(StatePlacement, UnitsKeptWholeHaveTheirParametersOnTheDevice) {
   const StatePlacement placement =
       Case{.units = {k, k}, .parameters = Tier::kNvme, .kept_whole = {true, false}}.Decide();
@@ -381,7 +392,7 @@ TEST(StatePlacement, FrozenParametersHavePiecesAndNoSubGroups) {
   Decisions decisions;
   decisions.stage = 3;
   decisions.parameter_tier = decisions.optimizer_tier = Tier::kNvme;
-  decisions.kept_whole = {false};
+  decisions.kept_whole = decisions.sums_tensor = {false};
   const StatePlacement placement =
       DecidePlacement(decisions, *LayOut(model, 1), {.sub_group_elements = k});
   EXPECT_THAT(placement.sub_groups, IsEmpty());

@@ -240,9 +240,6 @@ void Replay::Touch(int thing, const Op& operation) {
     case Role::kGatherSecondary:
       GatherSecondary(thing, operation);
       break;
-    case Role::kSumTensor:
-      SumTensor(thing, operation);
-      break;
     case Role::kCast:
       Cast(thing, operation);
       break;
@@ -258,6 +255,9 @@ void Replay::Touch(int thing, const Op& operation) {
     case Role::kAccumulate:
       Accumulate(thing, operation);
       norms_.push_back(thing);
+      break;
+    case Role::kSumTensor:
+      SumTensor(thing, operation);
       break;
     case Role::kNorm:
       Norm(thing, operation);

@@ -72,9 +72,6 @@ class Replay {
   void Gather(int thing, const Op& operation);
   void FillSecondary(int thing, const Op& operation);
   void GatherSecondary(int thing, const Op& operation);
-  void SumTensor(int thing, const Op& operation);
-  // The content that a reduction finds in the whole gradient of the scope.
-  Content WholeContent(int unit, int scope) const;
   void Cast(int thing, const Op& operation);
   void Reduce(int thing, const Op& operation);
   void AllReduce(int thing, const Op& operation);
@@ -82,6 +79,7 @@ class Replay {
   void WriteReduced(int thing, const Op& operation, size_t part);
   void Accumulate(int thing, const Op& operation);
   void UseSumScratch(int thing);
+  void SumTensor(int thing, const Op& operation);
   void Norm(int thing, const Op& operation);
   void GatherGradient(int thing, const Op& operation);
   void Update(int thing, const Op& operation);
@@ -110,6 +108,7 @@ class Replay {
   // With replicas sums are sent in fp32 and rounded after the last addition.
   bool rounds(int unit) const { return plan_->decisions.rounds_slices(unit); }
   bool casts(int unit) const { return plan_->decisions.casts(unit); }
+  bool sums_tensor(int unit) const { return plan_->decisions.sums_tensor[unit]; }
   int64_t owned(int unit) const;  // trainable elements that this rank updates
   int expected_contributions(int unit) const;
 
@@ -149,6 +148,8 @@ class Replay {
   std::vector<size_t> PartsThat(const Op& reduction, bool accumulate, Tier tier) const;
   std::vector<size_t> PartsThat(const Op& reduction, bool accumulate, Tier tier,
                                 const Op& operation) const;
+  // Those whose norms are not taken with their last addition.
+  std::vector<size_t> MeasuredParts(const Op& reduction, Tier tier, const Op& norm) const;
   Range SummedShard(const Op& operation, const Part& part) const;
   bool HasTheParts(const Op& operation, const Op& reduction, const std::vector<size_t>& parts);
   Range OwnSliceOf(const Range& whole) const;

@@ -33,7 +33,7 @@ int Replay::expected_contributions(int unit) const {
                           });
     visits += static_cast<int>(forward[v].unit) == unit && comes && forward[v].gradients;
   }
-  return visits * (inputs_.config->reduces_at_round() ? d.rounds : 1);
+  return visits * (inputs_.config->reduces_at_round() ? d.rounds : 1) + (sums_tensor(unit) ? 1 : 0);
 }
 
 Range Replay::RangeOfRow(int row, bool slice) const {
@@ -164,6 +164,7 @@ const Op* Replay::ReductionOf(const Op& operation) const {
       case Role::kAllReduce:
       case Role::kRound:
       case Role::kAccumulate:
+      case Role::kSumTensor:
       case Role::kNorm:
       case Role::kDownload:
       case Role::kRead:  // of a shard that is summed in a slot
@@ -215,7 +216,7 @@ Range Replay::NormScratch(Tier tier) const {
   int64_t longest = 0;
   for (const UnitLayout& unit : plan_->layout.units)
     longest = std::max(longest, unit.trainable.shard);
-  const int row = table().OnTier(Purpose::kNormScratch, /*on_host=*/tier == Tier::kCpu);
+  const int row = table().OnTier(Purpose::kNormScratch, /*on_host=*/tier != Tier::kDevice);
   return RangeOf(table().PlaceOf(row), (longest + 1023) / 1024 * 8);
 }
 

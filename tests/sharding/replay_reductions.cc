@@ -1,26 +1,14 @@
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "replay.h"
 
 namespace ebb::sharding {
 
-void Replay::SumTensor(int thing, const Op& operation) {
-  for (const Part& part : operation.parts) {
-    if (!plan_->decisions.sums_tensor[static_cast<size_t>(part.unit)])
-      Fail(absl::StrCat("unit ", part.unit, ": summed over tensor"));
-    memory_.Read(thing, WholeGradient(part.scope), GradientOf(Content::kWholeGradient, part.scope));
-    memory_.Write(thing, WholeGradient(part.scope), GradientOf(Content::kTensorSum, part.scope));
-  }
-}
-
-Content Replay::WholeContent(int unit, int scope) const {
-  const bool sums = plan_->decisions.sums_tensor[static_cast<size_t>(unit)];
-  return GradientOf(sums ? Content::kTensorSum : Content::kWholeGradient, scope);
-}
-
 void Replay::Cast(int thing, const Op& operation) {
   for (size_t i = 0; i < operation.parts.size(); ++i) {
     const int scope = operation.parts[i].scope;
-    memory_.Read(thing, WholeGradient(scope), WholeContent(operation.parts[i].unit, scope));
+    memory_.Read(thing, WholeGradient(scope), GradientOf(Content::kWholeGradient, scope));
     memory_.Write(thing, Reduced(operation, i), GradientOf(Content::kCastGradient, scope));
   }
 }
@@ -30,11 +18,9 @@ void Replay::Reduce(int thing, const Op& operation) {
   for (size_t i = 0; i < operation.parts.size(); ++i) {
     const Part& part = operation.parts[i];
     const Range source = Reduced(operation, i);
-    if (casts(part.unit)) {
-      memory_.Read(thing, source, GradientOf(Content::kCastGradient, part.scope));
-    } else {
-      memory_.Read(thing, source, WholeContent(part.unit, part.scope));
-    }
+    memory_.Read(thing, source,
+                 GradientOf(casts(part.unit) ? Content::kCastGradient : Content::kWholeGradient,
+                            part.scope));
     if (plan_->decisions.replicas() > 1) {
       memory_.Write(thing, Summed(operation, i), GradientOf(Content::kGroupSlice, part.scope));
     } else {
@@ -58,7 +44,7 @@ void Replay::AllReduce(int thing, const Op& operation) {
 
 // Where pieces of all ranks meet.
 void Replay::UseSumScratch(int thing) {
-  if (!inputs_.config->ebb.deterministic_reduce || inputs_.world == 1) return;
+  if (!inputs_.config->ebb.deterministic_reduce || plan_->decisions.verdict_ranks == 1) return;
   memory_.Write(thing, RangeOfRow(table().Find(Purpose::kSumScratch)), {Content::kSums});
 }
 
@@ -115,10 +101,37 @@ void Replay::Accumulate(int thing, const Op& operation) {
     const Range shard = SummedShard(operation, part);
     if (!part.first) memory_.Read(thing, shard, {Content::kGradientShard, unit, steps_, so_far});
     memory_.Write(thing, shard, {Content::kGradientShard, unit, steps_, ++so_far});
-    const bool is_last = so_far == expected_contributions(unit) && !plan_->decisions.holds;
+    const int to_add = expected_contributions(unit) - (sums_tensor(unit) ? 1 : 0);
+    const bool is_last = so_far == to_add && !plan_->decisions.holds;
     if (part.last != is_last) Fail(absl::StrCat("unit ", unit, ": wrong last"));
-    if (part.last) memory_.Write(thing, NormScratch(tier), {Content::kNorm});
+    if (part.last && !sums_tensor(unit)) memory_.Write(thing, NormScratch(tier), {Content::kNorm});
   }
+}
+
+// Once a step, of what no reduction changes any more.
+void Replay::SumTensor(int thing, const Op& operation) {
+  UseSumScratch(thing);
+  for (const Part& part : operation.parts) {
+    const int unit = part.unit;
+    int& so_far = contributions_[unit];
+    if (!sums_tensor(unit)) Fail(absl::StrCat("unit ", unit, ": summed over tensor"));
+    if (so_far + 1 != expected_contributions(unit))
+      Fail(absl::StrCat("unit ", unit, ": summed over tensor before its last reduction"));
+    const Range shard = GradientShard(unit, /*whole=*/false);
+    memory_.Read(thing, shard, {Content::kGradientShard, unit, steps_, so_far});
+    memory_.Write(thing, shard, {Content::kGradientShard, unit, steps_, ++so_far});
+  }
+}
+
+std::vector<size_t> Replay::MeasuredParts(const Op& reduction, Tier tier, const Op& norm) const {
+  std::vector<size_t> parts = PartsThat(reduction, /*accumulate=*/false, tier, norm);
+  for (const size_t i : PartsThat(reduction, /*accumulate=*/true, tier)) {
+    const int unit = reduction.parts[i].unit;
+    if (sums_tensor(unit) && contributions_[unit] == expected_contributions(unit))
+      parts.push_back(i);
+  }
+  std::sort(parts.begin(), parts.end());
+  return parts;
 }
 
 void Replay::Norm(int thing, const Op& operation) {
@@ -127,12 +140,10 @@ void Replay::Norm(int thing, const Op& operation) {
   if (!plan_->decisions.holds) {
     const Op* const reduction = ReductionOf(operation);
     if (reduction == nullptr) return Fail("a norm without its reduction");
-    if (!HasTheParts(operation, *reduction,
-                     PartsThat(*reduction, /*accumulate=*/false, tier, operation)))
-      return;
+    if (!HasTheParts(operation, *reduction, MeasuredParts(*reduction, tier, operation))) return;
   }
   for (const Part& part : operation.parts) {
-    if (!part.first || !part.last) Fail(absl::StrCat("unit ", part.unit, ": wrong first or last"));
+    if (!part.last) Fail(absl::StrCat("unit ", part.unit, ": wrong last"));
     memory_.Read(thing, SummedShard(operation, part),
                  {Content::kGradientShard, part.unit, steps_, expected_contributions(part.unit)});
     memory_.Write(thing, NormScratch(tier), {Content::kNorm});

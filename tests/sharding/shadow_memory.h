@@ -23,13 +23,12 @@ struct Content {
     kFrozen,            // unit
     kMaster,            // unit, version
     kOptimizerState,    // unit, version, which state
-    kTensorSum,         // visit, step, round: of the whole gradients of all tensor ranks
     kWholeGradient,     // visit, step, round; or rounds so far where a step's are summed
     kCastGradient,      // as above
     kGroupSlice,        // as above: the sum of one shard group
     kSummedSlice,       // as above: of all of them, not rounded yet
     kReducedSlice,      // as above
-    kGradientShard,     // unit, step, contributions so far
+    kGradientShard,     // unit, step, contributions so far; a sum over tensor is the last
     kGatheredGradient,  // unit, step
     kOutput,            // visit, walk
     kOutputGradient,    // visit, walk

@@ -29,7 +29,7 @@ EngineMembers::EngineMembers(EngineInputs made_of)
       collective_pools(inputs, communicators, streams),
       plans(inputs, inputs.model),
       messages(inputs.options.name, inputs.of_verdict().backend()->me(),
-               inputs.world.backend()->me(), inputs.model),
+               inputs.of_calls().backend()->me(), inputs.model),
       peers(inputs, communicators, streams),
       streams(inputs.device) {}
 

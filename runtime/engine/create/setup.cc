@@ -45,9 +45,9 @@ absl::StatusOr<Worlds> WorldsOf(const World& given, const Config& config,
   }
   const Mesh mesh = MeshOf(config, given.size());
   EBB_ASSIGN_OR_RETURN(World data,
-                       given.Divide(/*colour=*/mesh.coordinate(given.rank(), Axis::kTensor),
-                                    /*key=*/mesh.index(given.rank(), kDataAxes),
-                                    {.timeout_seconds = config.ebb.timeout_seconds}));
+                       given.Split(/*colour=*/mesh.coordinate(given.rank(), Axis::kTensor),
+                                   /*key=*/mesh.index(given.rank(), kDataAxes),
+                                   {.timeout_seconds = config.ebb.timeout_seconds}));
   return Worlds{std::move(data), given};
 }
 

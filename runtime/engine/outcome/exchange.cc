@@ -1,6 +1,7 @@
 #include "ebb/runtime/engine/outcome/exchange.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <type_traits>
 
@@ -104,6 +105,34 @@ std::optional<ReplicaDifference> DifferenceOfReplicas(std::span<const double> sq
   return found;
 }
 
+double LossOf(std::span<const ExchangeRecord> records, const VerdictRanks& ranks) {
+  std::vector<bool> counts(records.size(), true);
+  for (int n = 0; n < std::ssize(ranks.ranks); ++n)
+    counts[ranks.ranks[n]] = ebb::Counts(Axis::kTensor, ranks.mesh, n);
+  double loss = 0;
+  for (size_t rank = 0; rank < records.size(); ++rank)
+    if (counts[rank]) loss += records[rank].loss;
+  return loss;
+}
+
+// Parts that a trainer has cut may have their losses on the first one alone.
+std::optional<LossDifference> DifferenceOfLosses(std::span<const ExchangeRecord> records,
+                                                 const VerdictRanks& ranks) {
+  for (int n = 0; n < std::ssize(ranks.ranks); ++n) {
+    const int first = ranks.ranks[ranks.mesh.with(n, Axis::kTensor, 0)], other = ranks.ranks[n];
+    const double of_first = records[first].loss, of_other = records[other].loss;
+    const bool both = of_first != 0 && of_other != 0;
+    if (!both || of_first == of_other || !std::isfinite(of_first) || !std::isfinite(of_other))
+      continue;
+    return LossDifference{.first = first,
+                          .other = other,
+                          .other_tensor = ranks.mesh.coordinate(n, Axis::kTensor),
+                          .first_loss = of_first,
+                          .other_loss = of_other};
+  }
+  return std::nullopt;
+}
+
 Verdict Conclude(std::span<const ExchangeRecord> records,
                  absl::FunctionRef<std::string(int rank)> error_name,
                  std::span<const int> backwards) {
@@ -113,7 +142,6 @@ Verdict Conclude(std::span<const ExchangeRecord> records,
   for (size_t rank = 0; rank < records.size(); ++rank) {
     const ExchangeRecord& record = records[rank];
     verdict.squares += record.squares;
-    verdict.loss += record.loss;
     verdict.known = std::min(verdict.known, record.known);
     verdict.returned &= record.returned;
     verdict.engine_failed |= record.engine_failed;

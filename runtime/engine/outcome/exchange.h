@@ -21,7 +21,7 @@ namespace ebb {
 
 struct ExchangeRecord {
   double squares = 0;  // of this rank's slices that count here, scaled as the gradients are
-  double loss = 0;     // sum of the losses that were added, if they count here
+  double loss = 0;     // sum of the losses that were added; 0: none was
   uint64_t scopes_hash = 0;
   uint64_t rates_hash = 0;  // of the step's given StepRates and gradient scale
   // A unit with a non-finite gradient here. If several have one, it is the first that finished its
@@ -96,6 +96,16 @@ struct ReplicaDifference {
 std::optional<ReplicaDifference> DifferenceOfReplicas(std::span<const double> squares,
                                                       const VerdictRanks& ranks,
                                                       std::span<const int> backwards);
+// Two ranks of the verdict with the same samples, and the losses that they added, which differ.
+struct LossDifference {
+  int first = 0, other = 0;  // ranks of the verdict
+  int other_tensor = 0;      // of the second; the first is tensor rank 0
+  double first_loss = 0, other_loss = 0;
+};
+// The losses of a step: of the ranks that count them, because tensor ranks add the same.
+double LossOf(std::span<const ExchangeRecord> records, const VerdictRanks& ranks);
+std::optional<LossDifference> DifferenceOfLosses(std::span<const ExchangeRecord> records,
+                                                 const VerdictRanks& ranks);
 // Whether the unit finished its backward before the other.
 bool IsEarlier(int unit, int other, std::span<const int> backwards);
 // The sums of an evaluation without an error on any rank.

@@ -86,8 +86,18 @@ absl::Status OutcomeMessages::ReplicasDiffer(const ReplicaDifference& replicas) 
       ": the sum of its squares is ", absl::StrFormat("%.17g", replicas.first_squares), " on ",
       RankName(replicas.first), " and ", absl::StrFormat("%.17g", replicas.other_squares), " on ",
       RankName(replicas.other),
-      "; its parameters are whole over tensor (OverTensor::kWhole), so every tensor rank must "
-      "compute the same gradient, bit for bit; over NCCL set ebb.deterministic_reduce"));
+      ". Tensor ranks have the same values of it: compute its gradient alike, bit for bit, or set "
+      "sums_gradient if each has a term of it (in Python its gradient is a DTensor with Partial); "
+      "over NCCL set ebb.deterministic_reduce, too"));
+}
+
+absl::Status OutcomeMessages::LossesDiffer(const LossDifference& losses) const {
+  return absl::FailedPreconditionError(absl::StrCat(
+      "the losses of tensor ranks 0 and ", losses.other_tensor,
+      " differ: ", absl::StrFormat("%.9g", losses.first_loss), " on ", RankName(losses.first), ", ",
+      absl::StrFormat("%.9g", losses.other_loss), " on ", RankName(losses.other),
+      ". Give the tensor ranks of one data rank the same samples: choose them by data_rank() of "
+      "data_ranks(), not by the rank, and with the same seed"));
 }
 
 absl::Status OutcomeMessages::OtherScopes(const Verdict& ranks) const {
@@ -129,10 +139,10 @@ absl::Status OutcomeMessages::DifferenceOfLogs(std::span<const std::vector<int64
   for (size_t r = 1; r < logs.size(); ++r) {
     const std::vector<int64_t>& other = logs[r];
     if (first == other) continue;
-    if (absl::Status begun = BegunDifferently(part_, first, other, r); !begun.ok()) return begun;
+    if (absl::Status begun = BegunDifferently(caller_, first, other, r); !begun.ok()) return begun;
     size_t index = kBegunEntries;
     while (index < first.size() && index < other.size() && first[index] == other[index]) ++index;
-    return OpenedDifferently(part_, static_cast<int>(index - kBegunEntries), code(first, index),
+    return OpenedDifferently(caller_, static_cast<int>(index - kBegunEntries), code(first, index),
                              code(other, index), r);
   }
   return absl::OkStatus();

@@ -18,9 +18,9 @@ namespace ebb {
 
 class OutcomeMessages {
  public:
-  // `me`: in the ranks of a verdict, `part`: in the engine's world. `model`: borrowed.
-  OutcomeMessages(std::string engine, WorldRank me, WorldRank part, const ModelSpec& model)
-      : engine_(std::move(engine)), me_(std::move(me)), part_(std::move(part)), model_(model) {}
+  // `me`: in the ranks of a verdict, `caller`: in those that make calls together. `model`: borrowed.
+  OutcomeMessages(std::string engine, WorldRank me, WorldRank caller, const ModelSpec& model)
+      : engine_(std::move(engine)), me_(std::move(me)), caller_(std::move(caller)), model_(model) {}
 
   std::string ScopeName(sharding::ScopeKind kind, int unit) const;
   std::string ScopeName(int64_t code) const;  // as a log names it
@@ -29,11 +29,12 @@ class OutcomeMessages {
   absl::Status OtherRates(const Verdict& ranks) const;
   absl::Status Overflowed(const Verdict& ranks) const;  // if overflows are not checked
   absl::Status ReplicasDiffer(const ReplicaDifference& replicas) const;
+  absl::Status LossesDiffer(const LossDifference& losses) const;
   // The failure, and this rank's call at that time. `op`: that saw the failure; empty:
   // unknown.
   absl::Status Located(const absl::Status& broken, std::string_view operation,
                        std::span<const int64_t> log, int64_t step) const;
-  // The first difference between ranks, from the logs of all of the engine's world, or from the
+  // The first difference between ranks, from the logs of all that make calls together, or from the
   // trails in the records of a verdict; OK: there is none.
   absl::Status DifferenceOfLogs(std::span<const std::vector<int64_t>> logs) const;
   absl::Status DifferenceOfTrails(std::span<const ExchangeRecord> records) const;
@@ -51,7 +52,7 @@ class OutcomeMessages {
                                  size_t other_rank) const;
 
   const std::string engine_;
-  const WorldRank me_, part_;
+  const WorldRank me_, caller_;
   const ModelSpec& model_;
 };
 

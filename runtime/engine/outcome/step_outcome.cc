@@ -183,7 +183,7 @@ absl::Status StepOutcome::ErrorOf(const Known& known) {
   if (status.ok() && known.ranks.other_scopes >= 0) {
     // The ranks come here at different times where the step was left open.
     status = !known.is_step || known.waits ? difference(absl::OkStatus()) : absl::OkStatus();
-    // Logs are of the engine's own world, and records of the verdict's.
+    // Logs are of the ranks that make calls together, and records of the verdict's.
     if (status.ok() && known.is_step)
       status = messages_.DifferenceOfTrails(control_.records(known.parity));
     if (status.ok()) status = messages_.OtherScopes(known.ranks);
@@ -290,7 +290,7 @@ void StepOutcome::Seal(int parity) {
   const std::span<const double> values = control_.sums(parity);
   // Tensor ranks compute the same losses.
   const bool counts = ranks_.Counts(Axis::kTensor);
-  if (counts) record.loss = values.front();
+  record.loss = values.front();
   if (slot.evaluation && record.failed == 0) {
     Evaluation::Sums sums = counts ? record.Sums() : Evaluation::Sums();
     for (size_t i = 0; i < sums.size() && counts; ++i) sums[i].sum = values[i];
@@ -334,6 +334,11 @@ void StepOutcome::Conclude(int parity, const absl::Status& exchanged) {
   if (exchanged.ok() || slot.complete) {
     slot.ranks = ebb::Conclude(
         records, [this](int rank) { return messages_.RankName(rank); }, backwards_);
+    slot.ranks.loss = LossOf(records, ranks_);
+    if (slot.ranks.error.ok()) {
+      if (const auto difference = DifferenceOfLosses(records, ranks_))
+        slot.ranks.error = messages_.LossesDiffer(*difference);
+    }
     if (slot.evaluation && slot.ranks.error.ok()) slot.sums = SumsOf(records);
     if (!slot.evaluation && slot.ranks.error.ok() && slot.ranks.non_finite_rank < 0) {
       if (const auto difference =

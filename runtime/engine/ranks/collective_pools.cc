@@ -27,14 +27,23 @@ absl::StatusOr<Buffer> AllocatePool(const EngineInputs& inputs, StateClass state
 absl::Status CollectivePools::Show(const Storage& storage, const sharding::Table& table) {
   if (inputs_.config.ebb.register_buffers && !HostReaches(inputs_.device))
     EBB_RETURN_IF_ERROR(Register(storage));
-  const int row = table.Find(sharding::Purpose::kSumScratch);
+  // Those of a stream sum one after the other.
+  EBB_RETURN_IF_ERROR(SumInOrder(storage, table, sharding::Purpose::kSumScratch, StreamId::kReduce,
+                                 {kShardAxes, Axis::kReplica, Axis::kTensor}));
+  return SumInOrder(storage, table, sharding::Purpose::kTensorScratch, StreamId::kCompute,
+                    {Axis::kTensor});
+}
+
+absl::Status CollectivePools::SumInOrder(const Storage& storage, const sharding::Table& table,
+                                         sharding::Purpose scratch, StreamId stream,
+                                         std::initializer_list<Axes> all_axes) {
+  const int row = table.Find(scratch);
   if (row < 0) return absl::OkStatus();
-  const std::span<std::byte> scratch(storage.At(table.PlaceOf(row)),
-                                     static_cast<size_t>(table[row].bytes()));
-  // Both sum on the reduce stream, one after the other.
-  for (const Axes axes : {kShardAxes, Axes(Axis::kReplica)})
-    if (Communicator* const communicator = communicators_.Find(StreamId::kReduce, axes))
-      EBB_RETURN_IF_ERROR(communicator->SumInOrder(scratch));
+  const std::span<std::byte> memory(storage.At(table.PlaceOf(row)),
+                                    static_cast<size_t>(table[row].bytes()));
+  for (const Axes axes : all_axes)
+    if (Communicator* const communicator = communicators_.Find(stream, axes))
+      EBB_RETURN_IF_ERROR(communicator->SumInOrder(memory));
   return absl::OkStatus();
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <string_view>
 
 #include "absl/status/status.h"
@@ -33,6 +34,10 @@ class CollectivePools {
 
  private:
   absl::Status Register(const Storage& storage);
+  // Sums over these axes are made in the scratch, if the table has it.
+  absl::Status SumInOrder(const Storage& storage, const sharding::Table& table,
+                          sharding::Purpose scratch, sharding::StreamId stream,
+                          std::initializer_list<Axes> all_axes);
 
   const EngineInputs& inputs_;
   EngineCommunicators& communicators_;

@@ -35,6 +35,10 @@ void EngineCalls::NoteScope(sharding::ScopeKind kind, UnitId unit) const {
     order->NoteScope(engine_, kKinds[static_cast<int>(kind)], static_cast<int>(unit));
 }
 
+void EngineCalls::NoteInStep(CallKind kind) const {
+  if (CallOrder* const order = world_.calls()) order->NoteScope(engine_, kind);
+}
+
 void EngineCalls::NoteDrop() const {
   if (CallOrder* const order = world_.calls()) order->NoteScope(engine_, CallKind::kDrop);
 }

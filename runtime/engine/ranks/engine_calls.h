@@ -23,6 +23,7 @@ class EngineCalls {
   void Note(CallKind kind) const;
   // For ranks that wait for each other (comm/wait_cycles.h).
   void NoteScope(sharding::ScopeKind kind, UnitId unit) const;
+  void NoteInStep(CallKind kind) const;  // of the kernels of all tensor ranks
   void NoteDrop() const;
   // Numbers steps and evaluations, and apart from them other calls of all ranks: equal on each, or
   // their logs differ. Parts of one model make the same steps, but other calls of their own.

@@ -7,6 +7,7 @@
 #include "ebb/runtime/engine/engine_inputs.h"
 #include "ebb/runtime/engine/issue/engine_streams.h"
 #include "ebb/runtime/engine/outcome/step_errors.h"
+#include "ebb/runtime/engine/ranks/engine_calls.h"
 #include "ebb/runtime/engine/ranks/engine_communicators.h"
 #include "ebb/runtime/engine/tensor_axis.h"
 
@@ -57,8 +58,10 @@ int TensorCalls::size() const {
   return along == nullptr ? 1 : along->size();
 }
 
-void TensorCalls::Run(std::string_view name, const absl::Status& fits, const CollectiveSpan& span,
+void TensorCalls::Run(CallKind kind, std::string_view name, const absl::Status& fits,
+                      const CollectiveSpan& span,
                       absl::FunctionRef<absl::Status(Communicator&, Stream&)> call) {
+  core_.calls.NoteInStep(kind);
   Communicator& along = *Find();
   Stream& stream = core_.streams.compute();
   const bool shows = span.send != nullptr && span.receive != nullptr;
@@ -86,7 +89,7 @@ void TensorCalls::Copy(const TensorView& from, const MutableTensorView& to) {
 
 void TensorCalls::AllReduce(MutableTensorView values, ReduceOp op) {
   if (Find() == nullptr) return;
-  Run("AllReduce", absl::OkStatus(),
+  Run(CallKind::kTensorAllReduce, "AllReduce", absl::OkStatus(),
       {.send = values.data, .receive = values.data, .count = TensorView(values).size()},
       [&](Communicator& along, Stream& stream) {
         return along.AllReduce(stream, {&span_, 1}, values.dtype, op);
@@ -95,7 +98,7 @@ void TensorCalls::AllReduce(MutableTensorView values, ReduceOp op) {
 
 void TensorCalls::AllGather(TensorView block, MutableTensorView blocks) {
   if (Find() == nullptr) return Copy(block, blocks);
-  Run("AllGather", CheckBlocks("AllGather", block, blocks, size()),
+  Run(CallKind::kTensorAllGather, "AllGather", CheckBlocks("AllGather", block, blocks, size()),
       {.send = block.data, .receive = blocks.data, .count = block.size()},
       [&](Communicator& along, Stream& stream) {
         return along.AllGather(stream, {&span_, 1}, block.dtype);
@@ -104,7 +107,8 @@ void TensorCalls::AllGather(TensorView block, MutableTensorView blocks) {
 
 void TensorCalls::ReduceScatter(TensorView blocks, MutableTensorView block) {
   if (Find() == nullptr) return Copy(blocks, block);
-  Run("ReduceScatter", CheckBlocks("ReduceScatter", block, blocks, size()),
+  Run(CallKind::kTensorReduceScatter, "ReduceScatter",
+      CheckBlocks("ReduceScatter", block, blocks, size()),
       {.send = blocks.data, .receive = block.data, .count = TensorView(block).size()},
       [&](Communicator& along, Stream& stream) {
         return along.ReduceScatter(stream, {&span_, 1}, block.dtype);

@@ -5,6 +5,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
+#include "ebb/runtime/comm/call_kind.h"
 #include "ebb/runtime/comm/communicator.h"
 #include "ebb/runtime/engine/core.h"
 #include "ebb/runtime/engine/ranks/step_communicators.h"
@@ -25,7 +26,8 @@ class TensorCalls {
  private:
   Communicator* Find() const;  // null: one rank
   // `call`: enqueues the collective of the span. `fits`: of its views.
-  void Run(std::string_view name, const absl::Status& fits, const CollectiveSpan& span,
+  void Run(CallKind kind, std::string_view name, const absl::Status& fits,
+           const CollectiveSpan& span,
            absl::FunctionRef<absl::Status(Communicator&, Stream&)> call);
   // One rank: from one view to the other.
   void Copy(const TensorView& from, const MutableTensorView& to);
