@@ -322,8 +322,10 @@ absl::StatusOr<Decisions> Decide(const PlanInputs& inputs, const ModelLayout& la
   const std::vector<bool> gradients = VisitsWithGradients(model);
   for (size_t v = 0; v < gradients.size(); ++v)
     visits[static_cast<size_t>(model.forward[v].unit)] += gradients[v] ? 1 : 0;
+  decisions.verdict_ranks = std::max(inputs.verdict_ranks, inputs.world);
   decisions.trainable.resize(units);
   decisions.accumulates.resize(units);
+  decisions.sums_tensor.resize(units);
   // A shard in the communication dtype is exact only if the accumulation dtype would hold the same
   // values.
   const bool gathers_gradients = decisions.stage == 0 && decisions.world > 1;
@@ -332,24 +334,21 @@ absl::StatusOr<Decisions> Decide(const PlanInputs& inputs, const ModelLayout& la
                        decisions.accumulation == decisions.communication_of(static_cast<int>(u));
     decisions.trainable[u] = layout.units[u].trainable.shard > 0;
     const int contributions = visits[u] * (decisions.keeps_step_gradients ? 1 : configured);
-    decisions.accumulates[u] =
-        decisions.trainable[u] && (contributions > 1 || gathers_gradients || !exact);
+    const std::vector<ParameterId>& of = model.units[u].parameters;
+    decisions.sums_tensor[u] =
+        decisions.tensor_ranks() > 1 && std::any_of(of.begin(), of.end(), [&](ParameterId id) {
+          return model[id].trainable && model[id].sums_gradient;
+        });
+    decisions.accumulates[u] = decisions.trainable[u] && (contributions > 1 || gathers_gradients ||
+                                                          !exact || decisions.sums_tensor[u]);
     const bool is_whole =
         model[model.units[u].parameters.front()].over_tensor == OverTensor::kWhole;
     if (inputs.verdict_ranks > inputs.world && decisions.trainable[u] && is_whole)
       decisions.compared.push_back(static_cast<int>(u));
   }
-  decisions.verdict_ranks = std::max(inputs.verdict_ranks, inputs.world);
   decisions.has_blocks =
       std::any_of(model.parameters.begin(), model.parameters.end(),
                   [](const ParameterSpec& parameter) { return parameter.block.has_value(); });
-  for (size_t u = 0; u < units; ++u) {
-    const std::vector<ParameterId>& of = model.units[u].parameters;
-    decisions.sums_tensor.push_back(decisions.tensor_ranks() > 1 &&
-                                    std::any_of(of.begin(), of.end(), [&](ParameterId id) {
-                                      return model[id].trainable && model[id].sums_gradient;
-                                    }));
-  }
   return decisions;
 }
 

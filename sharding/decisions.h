@@ -177,8 +177,8 @@ struct Decisions {
   int tensor_ranks() const { return verdict_ranks / world; }
   // Some parameters are blocks of a whole (ParameterSpec::block): norms are of the whole.
   bool has_blocks = false;
-  // By unit: its gradient is a sum over tensor (ParameterSpec::sums_gradient). Its reduced shard is
-  // on the device, whatever gradient_tier is.
+  // By unit: its gradient is a sum over tensor (ParameterSpec::sums_gradient). Its reduced shard
+  // accumulates, so that terms are not rounded, and is on the device, whatever gradient_tier is.
   std::vector<bool> sums_tensor = {};
   DType shard_dtype(int unit) const {
     return accumulates[unit] ? accumulation : communication_of(unit);

@@ -49,7 +49,7 @@ inline bool Meets(CallKind kind) {
 inline bool IsScope(CallKind kind) {
   return kind >= CallKind::kForward;
 }
-// What has a place in a log only in a step or an evaluation.
+// A log has these within steps and evaluations alone.
 inline bool IsWithin(CallKind kind) {
   return kind >= CallKind::kTensorAllReduce;
 }

@@ -285,7 +285,7 @@ std::string CallOrder::Describe(std::span<const int> ranks) const {
   return text;
 }
 
-// Of ranks that wait for each other in a chain, each sees the next one alone.
+// Each rank of a chain of waits sees the next one alone.
 std::string CallOrder::DescribeWait(int rank) const {
   const std::vector<int> awaited = cycles_.AwaitedBy(rank);
   if (awaited.empty()) return "";

@@ -145,20 +145,14 @@ void ReductionLowering::Reduce(int group) {
 
 // They are on the device (placement.h), where the tensor ranks meet.
 void ReductionLowering::SumTensor(const Gradients& gradients) {
-  for (const bool accumulated : {true, false}) {  // a collective has one dtype
-    Gradients those;
-    for (const Gradient& gradient : gradients) {
-      if (d_.sums_tensor[gradient.part.unit] && gradient.is_finished &&
-          gradient.accumulates == accumulated)
-        those.push_back(gradient);
-    }
-    if (those.empty()) continue;
-    Issue({.role = Role::kSumTensor, .stream = StreamId::kReduce}, those, [&](const Gradient& of) {
-      const DType dtype = d_.shard_dtype(of.part.unit);
-      to_.Add(of.shard, dtype, Access::kReadWrite, of.section.shard);
-      return of.section.shard * SizeOf(dtype);
-    });
-  }
+  Gradients those;
+  for (const Gradient& gradient : gradients)
+    if (d_.sums_tensor[gradient.part.unit] && gradient.is_finished) those.push_back(gradient);
+  if (those.empty()) return;
+  Issue({.role = Role::kSumTensor, .stream = StreamId::kReduce}, those, [&](const Gradient& of) {
+    to_.Add(of.shard, d_.accumulation, Access::kReadWrite, of.section.shard);
+    return of.section.shard * SizeOf(d_.accumulation);
+  });
 }
 
 // The first contribution is written, later ones are read, added and written.

@@ -23,8 +23,8 @@ int64_t SumScratchBytes(int ranks, int64_t bucket) {
 // A trainer's messages have any size, and pass in pieces of so much from each rank.
 constexpr int64_t kTensorScratchOfRank = int64_t{1} << 20;
 
-// What passes through a slot on its way to an update: elements of the largest sub-group whose
-// states, gradient or parameter do.
+// Elements of the largest sub-group whose states, gradient or parameter pass through a slot on their
+// way to its update.
 struct WorkNeeds {
   int64_t states = 0, gradient = 0, parameter = 0;
   bool any() const { return std::max({states, gradient, parameter}) > 0; }

@@ -121,6 +121,25 @@ std::vector<absl::Status> AddLosses(const std::vector<float>& losses, bool evalu
   });
 }
 
+// Calls between steps are of all ranks, so they are compared and named over all of them.
+TEST(TensorFaults, AnotherCallOfOneRankIsTheSameErrorOnAllRanks) {
+  for (int rank = 1; rank < kRanks; ++rank) {
+    SCOPED_TRACE(rank);
+    const std::vector<absl::Status> statuses =
+        StatusesOnThreads(kRanks, [&](World world) -> absl::Status {
+          EBB_ASSIGN_OR_RETURN(Engine engine, Engine::Create(world, Device::Cpu(1), TensorModel(),
+                                                             TensorConfig(3, kTensor)));
+          return world.rank() == rank
+                     ? engine.Suspend()
+                     : engine.SetTrainingState({.finished_steps = 1, .applied_steps = 1});
+        });
+    for (const absl::Status& status : statuses) {
+      EXPECT_THAT(status, Says("SetTrainingState", "Suspend", absl::StrCat("rank ", rank)));
+      EXPECT_EQ(status, statuses[0]);
+    }
+  }
+}
+
 // Their layers exchange parts of what they compute, so other samples need not differ anywhere else.
 TEST(TensorFaults, OtherLossesOfTensorRanksAreAnErrorOfAllRanks) {
   for (const bool evaluates : {false, true}) {
@@ -172,7 +191,7 @@ TEST(TensorFaults, ACollectiveThatARankLeavesOutIsNamedOnAllRanks) {
   }
 }
 
-// Of its data rank the other tensor rank waits for it, and for that one waits its own data peer.
+// The other tensor rank of its data rank waits for it, and a data rank waits for that one.
 TEST(TensorFaults, ARankThatStallsIsNamedOnAllOtherRanks) {
   Config config = TensorConfig(3, kTensor);
   config.gradient_accumulation_steps = 2;
@@ -197,7 +216,7 @@ TEST(TensorFaults, ARankThatStallsIsNamedOnAllOtherRanks) {
     for (int other = 0; other < kRanks; ++other) {
       if (other == rank) continue;
       EXPECT_FALSE(statuses[other].ok());
-      // As the one that is awaited, or as the one that this one waits for.
+      // The awaited rank waits for it, or is it.
       EXPECT_THAT(std::string(statuses[other].message()),
                   ContainsRegex(absl::StrCat("for (world rank ", rank, "|rank ", rank,
                                              " in|rank [01] .world rank ", rank, ".)")));
