@@ -2,11 +2,13 @@
 
 import contextlib
 import copy
+import os
+import signal
 
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import on_four, on_pair
+from ranks import Ranks, _on, on_four, on_pair, staying
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
@@ -488,6 +490,89 @@ def test_replicas_whose_gradients_differ_are_an_error_on_every_rank():
         engine.step()
         engine.report()
     engine.close()
+
+
+# Exceptions.
+
+
+@pytest.fixture
+def fresh():
+    """Ranks whose torch is not used again."""
+    yield from staying(4)
+
+
+on_fresh = _on("fresh")
+
+
+@on_four
+def test_what_all_tensor_ranks_of_a_data_rank_raise_ends_one_step():
+    mesh_of()
+    model = llama()
+    engine = ebb.initialize(model, config(3, SGD, tensor_parallel={"autotp_size": 2}))
+    for step, batches in enumerate(token_batches(3, 2)):
+        try:
+            loss = of_output(model, batches[engine.data_rank])
+            if step == 1 and engine.data_rank == 1:
+                raise ValueError("this sample has no label")
+            engine.backward(loss)
+            engine.step()
+            assert engine.report().applied and step != 1
+        except (ebb.Error, ValueError) as error:
+            assert step == 1 and "this sample has no label" in str(error)
+            engine.drop()
+    assert engine.report().step == 2
+    engine.close()
+
+
+@on_fresh
+def test_what_one_tensor_rank_raises_is_the_error_of_every_rank():
+    """Its tensor rank waits for it in torch, and the other data rank in Ebb."""
+    mesh_of()
+    model = llama()
+    engine = ebb.initialize(model, config(3, SGD, tensor_parallel={"autotp_size": 2}))
+    batches = token_batches(2, 2)
+    engine.backward(of_output(model, batches[0][engine.data_rank])), engine.step()
+    said = "rank 1 (data rank 0, tensor rank 1) has left its tensor ranks alone: ValueError: this sample has no label"
+    try:
+        loss = of_output(model, batches[1][engine.data_rank])
+        if ebb.world().rank == 1:
+            raise ValueError("this sample has no label")
+        engine.backward(loss), engine.step(), engine.report()
+        raise AssertionError("no error")
+    except (ebb.Error, ValueError) as error:
+        assert ebb.world().rank == 1 or said in str(error), error
+        with refuses(said, "begin again from a checkpoint"):
+            engine.drop()
+    with refuses(said):
+        model(**batches[0][0])
+    engine.close()
+
+
+def _loses_a_rank(place):
+    mesh_of()
+    model = llama()
+    engine = ebb.initialize(model, config(3, SGD, tensor_parallel={"autotp_size": 2}))
+    batch = token_batches(1, 1)[0][0]
+    engine.backward(of_output(model, batch)), engine.step()
+
+    def end(*arguments):
+        if engine.tensor_rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    middle = model.model.layers[1]
+    middle.register_forward_pre_hook(end) if place == "forward" else middle.register_full_backward_hook(end)
+    with pytest.raises(RuntimeError, match="rank 1 .* has died"):
+        engine.backward(of_output(model, batch))
+    with pytest.raises(ebb.Error, match="rank 1 .* has died"):
+        engine.drop()
+
+
+@pytest.mark.parametrize("place", ["forward", "backward"])
+def test_of_a_death_the_tensor_rank_has_ebbs_words(place):
+    ranks = Ranks(2)
+    with pytest.raises(AssertionError) as caught:
+        ranks.run(_loses_a_rank, place)
+    assert "rank 1 has died, exit code -9" in str(caught.value) and "rank 0" not in str(caught.value)
 
 
 # transformers' Trainer.

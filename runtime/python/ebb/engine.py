@@ -24,12 +24,14 @@ from ._order import Call, of_evaluation, order_of, warn_of_registration
 from ._reports import CommunicationRow, MemoryRow, Report, TrafficRow, memory_rows
 from ._saved_tensors import SavedInRam, checkpoint_around, without_saved_hooks
 from ._state import State
-from ._steps import Steps, check_loss
+from ._steps import Steps
+from ._tensor_faults import TensorFaults, is_torchs
 from ._tensors import DTYPES, Memory, Slots, over
 from ._units import Unit
 from ._visits import Order
 from ._walk import Walk, never_compiled
 from ._world import World, memories
+from .checks import check_loss
 from .optimizer import Optimizer, groups_of
 from .saving import Ticket
 
@@ -67,7 +69,10 @@ class Engine(OpenSteps):
         groups = groups_of(trainable, group_of, settings) if trainable else []
         self.optimizer = Optimizer(groups, self.step, self.zero_grad, scheduled, schedule) if trainable else None
         rates = self.optimizer.rates if self.optimizer is not None else list
-        self._steps = Steps(self._memory, units, self._slots, first_id, order, device, half, rates, self.accumulation, world.size, self.data_ranks)
+        faults = TensorFaults(self._memory, world.rank, mesh) if self.tensor_ranks > 1 else None
+        self._steps = Steps(
+            self._memory, units, self._slots, first_id, order, device, half, rates, self.accumulation, world.size, self.data_ranks, faults
+        )
         self._walk = Walk(model, units, self._steps)
         self._walk.expect(order)
         self._walk.attach()
@@ -103,7 +108,9 @@ class Engine(OpenSteps):
         try:
             self._steps.scaled_backward(loss)
         except BaseException as error:
-            self._walk.fail(error)
+            text = self._walk.fail(error)
+            if is_torchs(f"{type(error).__name__}: {error}"):
+                raise Error(text, "ABORTED") from error
             raise
 
     def step(self, now: bool = False) -> bool:
@@ -169,12 +176,6 @@ class Engine(OpenSteps):
                 f"zero_grad() between a backward and its step(), after {steps.counted} micro-batch(es) of the step: one backward cannot be taken "
                 "back alone. drop() drops the whole step"
             )
-
-    def drop(self) -> None:
-        """Drops the open step and its gradients. Call it after an exception, to go on with the next step."""
-        self._state.check()
-        self._walk.forget()
-        self._steps.drop()
 
     def report(self) -> Report:
         """The numbers of the last finished step. Waits for that step, and raises its error if it had one."""
