@@ -18,6 +18,8 @@ from torch.distributed.tensor.parallel import (
 from training import ADAMW, config, llama, of_output, token_batches, with_torch
 
 import ebb
+from ebb._blocks import local_of
+from ebb._tensor_ranks import _cut
 
 SGD = {"type": "SGD", "params": {"lr": 0.1}}
 STEPS = 4
@@ -29,6 +31,11 @@ def mesh_of(tensor=2):
     if not dist.is_initialized():
         dist.init_process_group("gloo")
     return init_device_mesh("cpu", (world.size // tensor, tensor), mesh_dim_names=("dp", "tp"))
+
+
+def cut_by(model):
+    """A transformers model, by its own plan."""
+    _cut(model, 2, "autotp_size", ebb.world())
 
 
 def all_equal(value):
@@ -127,12 +134,10 @@ def test_models_of_transformers_with_their_own_plans(name):
 @on_four
 def test_masters_norms_and_losses_are_those_of_torchs_dtensors():
     """Torch alone, with the same cut: gradients of data ranks are averaged, the norm is over all blocks, and SGD updates local tensors."""
-    from ebb._tensor_ranks import _cut
-
     mesh = mesh_of()
     batches, clip = token_batches(STEPS, 2), 0.5
     model, other = llama(), llama()
-    _cut(other, 2, ebb.world())
+    cut_by(other)
     rank, group = mesh.get_coordinate()[0], mesh["dp"].get_group()
     losses, norms = [], []
     for of_step in batches:
@@ -410,6 +415,59 @@ def test_predictions_are_of_the_largest_block():
         assert sum(row.peak for row in engine.memory() if row.state == "optimizer") == predicted
 
 
+@on_four
+def test_the_memory_of_a_model_that_will_be_cut_is_predicted_without_ranks():
+    mesh_of()
+    settings = config(2, ADAMW, tensor_parallel={"autotp_size": 2}, zero={"offload_optimizer": {"device": "cpu"}})
+    predicted = ebb.predict_memory(llama(), settings, 4)
+    model = llama()
+    with ebb.initialize(model, settings) as engine:
+        for batches in token_batches(2, 2):
+            engine.backward(of_output(model, batches[engine.data_rank])), engine.step()
+        engine.report()
+        counted = {(row.state, row.tier): (row.predicted, row.peak) for row in engine.memory()}
+    held = {"parameter", "master", "gradient", "optimizer"}
+    of = {(row.state, row.tier): row.predicted for row in predicted if row.state in held}
+    assert len(of) >= 4
+    for key, bytes_ in of.items():
+        assert counted[key] == (bytes_, bytes_), key
+
+
+@on_pair
+def test_activations_are_those_of_a_tensor_rank():
+    """What a forward on two ranks saves, beside the batch; of a model that is cut, and of one that the configuration cuts."""
+    mesh_of()
+    batch = token_batches(1, 1)[0][0]
+    whole = ebb.count_activations(llama(), config(3, SGD), 2, example=batch)
+    settings = config(3, SGD, tensor_parallel={"autotp_size": 2})
+    model = llama()
+    cut_by(model)
+    counted = ebb.count_activations(model, settings, 2, example=batch)
+    saved, own = {}, {local_of(tensor).untyped_storage().data_ptr() for tensor in (*model.parameters(), *batch.values())}
+
+    def keep(tensor):
+        storage = local_of(tensor).untyped_storage()
+        saved[storage.data_ptr()] = storage  # keeps it, so that no other gets its address
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        of_output(model, batch)
+    numbers = 4  # bytes of the loss, which is not saved
+    assert counted.saved - numbers == sum(storage.nbytes() for address, storage in saved.items() if address not in own) < whole.saved
+    assert counted.peak < whole.peak
+    with refuses("torch has a process group already"):
+        ebb.count_activations(llama(), settings, 2, example=batch)
+
+
+def test_activations_of_a_tensor_rank_are_counted_without_ranks():
+    batch = token_batches(1, 1)[0][0]
+    whole = ebb.count_activations(llama(), config(3, SGD), 2, example=batch)
+    model = llama()
+    of_rank = ebb.count_activations(model, config(3, SGD, tensor_parallel={"autotp_size": 2}), 2, example=batch)
+    assert whole.saved / 2 < of_rank.saved < whole.saved and of_rank.peak < whole.peak
+    assert not dist.is_initialized() and not any(isinstance(parameter, DTensor) for parameter in model.parameters())
+
+
 # Errors.
 
 
@@ -470,10 +528,19 @@ def test_ranks_that_ask_for_different_numbers_of_tensor_ranks_get_an_error():
 
 
 @on_four
-def test_a_model_without_a_plan_is_refused_by_name():
+def test_what_no_plan_can_cut_is_refused_by_name():
     mesh_of()
     with refuses("Blocks has no tp_plan", "parallelize_module"):
         ebb.initialize(Blocks(), config(3, SGD, ebb={"mesh": {"tensor": 2}}))
+    with refuses('"tensor_parallel.autotp_size" is 3, which does not divide the 4 rank(s)'):
+        ebb.initialize(llama(), config(3, SGD, tensor_parallel={"autotp_size": 3}))
+    with refuses('num_key_value_heads 2 is not divisible by "tensor_parallel.autotp_size" 4: take 1 or 2'):
+        ebb.initialize(llama(), config(3, SGD, tensor_parallel={"autotp_size": 4}))
+    import peft
+
+    with refuses("PeftModelForCausalLM has adapters of peft"):
+        adapted = peft.get_peft_model(llama(), peft.LoraConfig(target_modules=["q_proj"], task_type="CAUSAL_LM"))
+        ebb.initialize(adapted, config(3, SGD, tensor_parallel={"autotp_size": 2}))
     with refuses("ebb.mesh.tensor", "autotp_size"):
         ebb.initialize(llama(), config(3, SGD, ebb={"mesh": {"tensor": 2}}, tensor_parallel={"autotp_size": 4}))
 

@@ -84,7 +84,7 @@ def block_of(name: str, parameter: torch.Tensor) -> Block | None:
             f"parameter '{name}' has the placement {_shown(placements)}, but dimension {dimension} of {list(parameter.shape)} does not divide into "
             f"{parts} part(s) for {ranks} tensor ranks", "INVALID_ARGUMENT"
         )
-    return Block(dimension, parts, tuple(sizes), mesh.get_local_rank())
+    return Block(dimension, parts, tuple(sizes), mesh.get_coordinate()[0])
 
 
 def _shown(placements: tuple[Any, ...]) -> str:
