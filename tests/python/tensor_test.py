@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import os
+import random
 import signal
 
 import pytest
@@ -18,6 +19,7 @@ from torch.distributed.tensor.parallel import (
 from training import ADAMW, config, llama, of_output, token_batches, with_torch
 
 import ebb
+from ebb._blocks import Block as Block_
 from ebb._blocks import local_of
 from ebb._tensor_ranks import _cut
 
@@ -321,10 +323,36 @@ def test_the_whole_model_is_read_written_and_saved(folder):
     assert torch.equal(engine.gather(name), values[name])
     engine.write(name, doubled[name])
 
-    engine.close(keep_values=True)
+    made, empty = [], torch.empty
+    torch.empty = lambda *arguments, **keywords: made.append(empty(*arguments, **keywords)) or made[-1]
+    try:
+        engine.close(keep_values=True)
+    finally:
+        torch.empty = empty
+    held = [local_of(parameter).untyped_storage().nbytes() for parameter in model.parameters()]
+    assert held == [local_of(parameter).nbytes for parameter in model.parameters()]
+    assert sum(tensor.nbytes for tensor in made) == sum(held)  # no rank has had more at any time
     for name, parameter in model.named_parameters():
         whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
         assert torch.equal(whole.detach(), doubled[name])
+
+
+def test_a_block_is_taken_of_pieces_of_the_whole():
+    draw = random.Random(5)
+    for _ in range(300):
+        shape = [draw.randint(1, 4) for _ in range(draw.randint(1, 4))]
+        dimension, ranks, parts = draw.randrange(len(shape)), draw.randint(1, 3), draw.choice([1, 1, 2, 3])
+        sizes = [draw.randint(1, 4) for _ in range(ranks)] if parts == 1 else [parts * draw.randint(1, 3)] * ranks
+        shape[dimension] = sum(sizes)
+        whole, rank = torch.randn(shape), draw.randrange(ranks)
+        split = [size // parts for size in sizes]
+        expected = torch.cat([part.split(split, dimension)[rank] for part in whole.chunk(parts, dimension)], dimension)
+        block, values, begin = torch.full(expected.shape, torch.nan), whole.flatten(), 0
+        while begin < len(values):
+            piece = values[begin : begin + draw.randint(1, len(values))]
+            Block_(dimension, parts, tuple(sizes), rank).take(block, piece, begin)
+            begin += len(piece)
+        assert torch.equal(block, expected), (shape, dimension, parts, sizes, rank)
 
 
 @on_four

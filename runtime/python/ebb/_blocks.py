@@ -23,11 +23,24 @@ class Block(NamedTuple):
     def is_even(self) -> bool:
         return len(set(self.sizes)) == 1
 
-    def of_whole(self, whole: torch.Tensor) -> torch.Tensor:
-        if self.parts == 1:
-            return whole.split(self.sizes, self.dimension)[self.rank]
-        parts = whole.unflatten(self.dimension, (self.parts, len(self.sizes), -1))
-        return parts.select(self.dimension + 1, self.rank).flatten(self.dimension, self.dimension + 1)
+    def take(self, into: torch.Tensor, values: torch.Tensor, begin: int) -> None:
+        """Copies what belongs to this rank's block `into` of `values`, which are numbers of the whole, in its order, from number `begin` on."""
+        inner = into.shape[self.dimension + 1 :].numel()
+        part, own = sum(self.sizes) // self.parts * inner, self.sizes[self.rank] // self.parts * inner
+        first = sum(self.sizes[: self.rank]) // self.parts * inner
+        row, at = part * self.parts, 0  # a row: numbers of the whole dimension, of which each part has one run of this block
+        rows = into.view(-1, own * self.parts)
+        while at < len(values):
+            number, behind = divmod(begin + at, row)
+            count = (len(values) - at) // row if behind == 0 else 0  # of rows that are complete here
+            size = count * row or min(row - behind, len(values) - at)
+            given = values[at : at + size].view(count or 1, -1)
+            for i in range(self.parts):
+                low, high = max(i * part + first, behind), min(i * part + first + own, behind + size // (count or 1))
+                if low < high:
+                    to = low - i * part - first + i * own
+                    rows[number : number + (count or 1), to : to + high - low].copy_(given[:, low - behind : high - behind])
+            at += size
 
 
 def is_dtensor(tensor: torch.Tensor) -> bool:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from . import _buffers, _library, saving
-from ._blocks import block_of, local_of, set_local
+from ._blocks import local_of, set_local
 from ._entries import Entries
 from ._fixed import refuse_caller
 from ._library import DIRECTIONS, STATES, TIERS, Error, check, library
@@ -364,7 +364,7 @@ class Engine(OpenSteps):
         """Ends the engine's threads and files, and removes the hooks from the model. After this the parameters have no values, and reading one
         is an error. Tensors over the engine's memory remain readable.
 
-        keep_values: the model gets its whole values back, in the dtypes of its parameters and on the engine's device. This is collective,
+        keep_values: the model gets its values back, whole or a tensor rank's blocks, in the dtypes of its parameters and on the engine's device. This is collective,
         between steps. If a rank lacks the memory for them, that is an error on all ranks and the engine stays open."""
         if self._memory.closed:
             return
@@ -379,8 +379,7 @@ class Engine(OpenSteps):
         for name, parameter in self._state.parameters.items():
             parameter._ebb_name, parameter._ebb_closed = None, name
             if name in values:
-                block = block_of(name, parameter)
-                set_local(parameter, values[name] if block is None else block.of_whole(values[name]).contiguous())
+                set_local(parameter, values[name])
         self.model.__dict__.pop("_ebb_engine", None)
         memories.discard(self._memory)
 
