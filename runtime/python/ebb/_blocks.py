@@ -3,7 +3,7 @@ tensor, and the engine gives it memory. Names, shapes, files and gathered values
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 import torch
 from torch import nn
@@ -142,6 +142,18 @@ def own_gradient(parameter: torch.Tensor) -> torch.Tensor | None:
     return local.wait() if hasattr(local, "wait") else local
 
 
+def take_values(model: nn.Module, sender_of: Callable[[torch.Tensor], tuple[int, Any]]) -> None:
+    """Collective: each rank takes what the parameter's sender has, in a group of torch; None: of all ranks."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            sender, group = sender_of(parameter)
+            value = local_of(parameter).detach()
+            sent = value.contiguous()
+            torch.distributed.broadcast(sent, src=sender, group=group)
+            if sent is not value:
+                value.copy_(sent)
+
+
 def take_values_of_rank_0(model: nn.Module, mesh: Any, size: int) -> None:
     """Collective: each tensor rank takes the blocks that its first data rank has, and rank 0's values of what is no DTensor."""
     import torch.distributed as dist
@@ -149,16 +161,7 @@ def take_values_of_rank_0(model: nn.Module, mesh: Any, size: int) -> None:
     ranks = mesh.size()
     groups = [dist.new_group(list(range(one, size, ranks))) for one in range(ranks)]
     own = mesh.get_local_rank()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            value = local_of(parameter).detach()
-            sent = value.contiguous()
-            if is_dtensor(parameter):
-                dist.broadcast(sent, src=own, group=groups[own])
-            else:
-                dist.broadcast(sent, src=0)
-            if sent is not value:
-                value.copy_(sent)
+    take_values(model, lambda parameter: (own, groups[own]) if is_dtensor(parameter) else (0, None))
     for group in groups:
         if group is not dist.GroupMember.NON_GROUP_MEMBER:
             dist.destroy_process_group(group)

@@ -70,7 +70,7 @@ def initialize(
     with _told_to_all_ranks(handle, world.size, model, config, device, name) as texts:
         model = getattr(model, "_orig_mod", model)  # of torch.compile(model), which calls it
         refuse(model)
-        text, mesh = with_mesh(model, config, world, values_of_rank_0=values_of_rank_0 if weights is None and values is None else None)
+        text, mesh, has_values = with_mesh(model, config, world, values_of_rank_0=values_of_rank_0 if weights is None and values is None else None)
         texts.append(text)
         settings = resolved(text, world.size)
         if tier_of_activations(settings) == "nvme":
@@ -84,7 +84,7 @@ def initialize(
             _refuse_shared(model)
         on = torch.device(device) if device is not None else _device_of(model)
         is_cut = mesh is not None and mesh.size() > 1 and weights is None and values is None
-        if is_cut and values_of_rank_0:
+        if is_cut and values_of_rank_0 and not has_values:
             take_values_of_rank_0(model, mesh, world.size)
         divided, order = units_and_order(model, units, example, resident, on)
         group_of = group_function(groups)

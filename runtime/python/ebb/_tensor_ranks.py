@@ -13,7 +13,7 @@ from typing import Any, Callable, Iterator
 import torch
 from torch import nn
 
-from ._blocks import mesh_of, tensor_ranks_of
+from ._blocks import mesh_of, take_values, tensor_ranks_of
 from ._library import Error
 from ._model import Config, config_text, resolved
 from ._world import World, meet
@@ -22,15 +22,15 @@ _calls = itertools.count()
 _KEYS = (("ebb", "mesh", "tensor"), ("tensor_parallel", "autotp_size"))
 
 
-def with_mesh(model: nn.Module, config: Config, world: World, values_of_rank_0: bool | None = None) -> tuple[str, Any]:
-    """The configuration as JSON text that says the tensor ranks, and the DeviceMesh of the model's DTensors, or None. If the configuration says
-    them, and the model has no DTensors, the model is cut here."""
+def with_mesh(model: nn.Module, config: Config, world: World, values_of_rank_0: bool | None = None) -> tuple[str, Any, bool]:
+    """The configuration as JSON text that says the tensor ranks, the DeviceMesh of the model's DTensors, or None, and whether the model has its
+    initial values. If the configuration says tensor ranks, and the model has no DTensors, the model is cut here, and before that it gets them."""
     text, mesh = config_text(config), mesh_of(model, world.rank, world.size)
     given = _parsed(text)
     stated = stated_ranks(given)
     if mesh is None:
         ranks = _asked(text, stated, world.size)
-        return text, _cut(model, ranks, next(iter(stated)), world, values_of_rank_0) if ranks > 1 else None
+        return (text, _cut(model, ranks, next(iter(stated)), world, values_of_rank_0), True) if ranks > 1 else (text, None, False)
     for key, value in stated.items():
         if value != mesh.size():
             raise Error(f'"{key}" is {value}, but the model\'s DTensors are over {mesh.size()} tensor ranks: both must agree', "INVALID_ARGUMENT")
@@ -38,7 +38,7 @@ def with_mesh(model: nn.Module, config: Config, world: World, values_of_rank_0: 
         given.get("tensor_parallel", {}).pop("autotp_size", None)  # 0, or "auto"
         given.setdefault("ebb", {}).setdefault("mesh", {})["tensor"] = mesh.size()
         text = json.dumps(given)
-    return text, mesh
+    return text, mesh, False
 
 
 def _parsed(text: str) -> dict[str, Any]:
@@ -194,11 +194,7 @@ def _of_all_ranks(value: Any, world: World) -> list[Any]:
 def _make_whole_values_equal(model: nn.Module, world: World, by_rank_0: bool) -> None:
     """Collective, before the cut, because blocks of other values would make a model of several: takes rank 0's, or raises if they differ."""
     if by_rank_0:
-        with torch.no_grad():
-            for parameter in model.parameters():
-                sent = parameter.detach().contiguous()
-                torch.distributed.broadcast(sent, src=0)
-                parameter.copy_(sent)
+        take_values(model, lambda parameter: (0, None))
         return
     bits = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     of = {
