@@ -27,7 +27,7 @@ def batch_of(step: int, data_rank: int) -> torch.Tensor:
 def make_model() -> torch.nn.Module:
     torch.manual_seed(1)
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(
-        vocab_size=256, hidden_size=128, intermediate_size=256, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=256, hidden_size=128, intermediate_size=256, num_hidden_layers=4, num_attention_heads=8, num_key_value_heads=4,
         max_position_embeddings=LENGTH, attn_implementation="eager",
     ))
 
@@ -52,7 +52,7 @@ def with_torch(steps: int, data_ranks: int, settings: dict) -> tuple[list[float]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tensor", type=int, default=2, help="tensor ranks; they divide the ranks and the model's heads")
+    parser.add_argument("--tensor", type=int, default=2, help="tensor ranks, which divide the number of ranks and this model's 4 heads of keys and values: 1, 2 or 4")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--save", help="a folder for the whole model, as transformers reads it")
     parser.add_argument("--beside-torch", action="store_true")

@@ -6,7 +6,7 @@ namespace ebb::config {
 
 std::vector<Section> SurroundingsSections() {
   using enum Kind;
-  constexpr std::string_view kOneKind = "not built: every rank is data-parallel";
+  constexpr std::string_view kOneKind = "not built: ranks are data ranks and tensor ranks";
   constexpr std::string_view kPlainParameters = "not built: parameters are trained as they are";
   constexpr auto kUnlessDisabled = RefusedUnless("disabled"), kUnlessOff = RefusedUnless("off");
   constexpr auto kUnlessOne = RefusedUnless("<=1");
@@ -38,7 +38,8 @@ std::vector<Section> SurroundingsSections() {
         {"sequence_parallel_size", kInteger, kOneKind, From(1), RefusedUnless("1")},
         {"tensor_parallel", kOpenBlock, "ranks that share each layer"},
         OtherName("tensor_parallel.autotp_size", "ebb.mesh.tensor"),
-        {"tensor_parallel.tp_size", kInteger, kOneKind, From(0), kUnlessOne, Default("1")},
+        {"tensor_parallel.tp_size", kInteger, "set \"tensor_parallel.autotp_size\" instead",
+         From(0), kUnlessOne, Default("1")},
         {"compile", kBlock, "there is no graph to compile: the plan of a step is fixed"},
         {"compile.offload_activation", kFlag,
          "there is no graph to compile; set \"ebb.offload_activations\"", kUnlessFalse},

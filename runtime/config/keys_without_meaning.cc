@@ -8,7 +8,8 @@ constexpr std::string_view kTimeline = "the timeline (ebb.trace) shows it";
 constexpr std::string_view kReport = "a program logs what Engine::Report gives it";
 constexpr std::string_view kTrainersChoice = "the trainer chooses what is recomputed";
 constexpr std::string_view kCheckpoints = "a trainer calls SaveCheckpoint";
-constexpr std::string_view kDataParallel = "every rank is data-parallel";
+constexpr std::string_view kCutElsewhere =
+    "the trainer, torch or a model's own plan cuts the layers";
 constexpr std::string_view kNoCompiler =
     "there is no graph to compile: the plan of a step is fixed";
 constexpr std::string_view kOnePass = "the update is one fused pass";
@@ -42,13 +43,14 @@ constexpr WithoutMeaning kList[] = {
     {"", "checkpoint|nebula|datastates", kCheckpoints},
     {"", "autotuning", "it belongs to DeepSpeed's launcher"},
     {"", "pipeline", "there are no pipeline stages"},
-    {"", "use_data_before_expert_parallelism|data_parallel_size", kDataParallel},
+    {"", "use_data_before_expert_parallelism|data_parallel_size",
+     "data ranks are the ranks divided by ebb.mesh.tensor, and there are no expert ranks"},
     {"", "seq_parallel_communication_data_type", "there is no sequence parallelism"},
     {"tensor_parallel.",
      "dtype|tp_overlap_comm|tp|tensor_parallel|injection_policy_tuple|partition_config|preset_"
      "model|keep_module_on_host|replace_with_kernel_inject|kernel_inject|tp_grain_size|mpu|tp_"
      "group",
-     kDataParallel},
+     kCutElsewhere},
     {"", "graph_harvesting", kNoCompiler},
     {"compile.", "enabled|disable|backend|kwargs", kNoCompiler},  // in files for earlier releases
     {"compile.",
@@ -111,7 +113,7 @@ constexpr WithoutMeaning kList[] = {
     {"aio.", "overlap_events", "requests are always submitted while others complete"},
     {"aio.", "use_gds", "reads from the disk go through host memory"},
     {"activation_checkpointing.", "partition_activations",
-     "it is for model-parallel ranks, and every rank is data-parallel"},
+     "the trainer decides what its tensor ranks keep"},
     {"activation_checkpointing.", "contiguous_memory_optimization",
      "boundaries always have one slot each in one pool"},
     {"activation_checkpointing.", "number_checkpoints|synchronize_checkpoint_boundary",

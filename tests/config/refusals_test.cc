@@ -265,7 +265,7 @@ INSTANTIATE_TEST_SUITE_P(
         Case{R"({"sparse_gradients": true})", {"gradients are dense"}},
         Case{R"({"gradient_allreduce_op": "sum"})", {"gradient_divisor", "allowed: \"mean\""}},
         Case{R"({"managed_gradient_accumulation": false})", {"BeginStep", "allowed: true"}},
-        Case{R"({"sequence_parallel_size": 2})", {"every rank is data-parallel"}},
+        Case{R"({"sequence_parallel_size": 2})", {"ranks are data ranks and tensor ranks"}},
         Case{R"({"elasticity": {"enabled": true}})", {"\"elasticity.enabled\" is true"}},
         Case{
             R"({"compression_training": {"weight_quantization": {"shared_parameters": {"enabled": true}}}})",
@@ -273,7 +273,8 @@ INSTANTIATE_TEST_SUITE_P(
              "has removed it"}},
         Case{R"({"compression_training": {"x": 1}})", {"is given"}},
         Case{R"({"sparse_attention": {"mode": "fixed"}})", {"\"sparse_attention\" is given"}},
-        Case{R"({"tensor_parallel": {"tp_size": 2}})", {"data-parallel; allowed: at most 1"}},
+        Case{R"({"tensor_parallel": {"tp_size": 2}})",
+             {"set \"tensor_parallel.autotp_size\" instead; allowed: at most 1"}},
         Case{R"({"tensor_parallel": {"autotp_size": 2}, "ebb": {"mesh": {"tensor": 4}}})",
              {"\"ebb.mesh.tensor\" is 4", "\"tensor_parallel.autotp_size\" is 2",
               "they mean the same"}},

@@ -25,9 +25,10 @@ def test_the_loop_has_the_losses_of_torch(tmp_path):
         assert abs(float(line[line.index("loss") + 1]) - float(line[line.index("torch") + 1])) < 1e-5
 
 
-def test_tensor_ranks_have_the_losses_and_parameters_of_torch(tmp_path):
-    said = run(4, "tensor.py", "--steps", 5, "--beside-torch", "--save", tmp_path).splitlines()
-    assert said[0] == "4 ranks: 2 data x 2 tensor"
+@pytest.mark.parametrize("tensor", [2, 4])
+def test_tensor_ranks_have_the_losses_and_parameters_of_torch(tmp_path, tensor):
+    said = run(4, "tensor.py", "--tensor", tensor, "--steps", 5, "--beside-torch", "--save", tmp_path).splitlines()
+    assert said[0] == f"4 ranks: {4 // tensor} data x {tensor} tensor"
     lines = [line.split() for line in said if line.startswith("step")]
     assert lines
     for line in lines:

@@ -7,6 +7,7 @@ import re
 import pytest
 import torch
 from ranks import on_one, on_pair
+from tensor_test import Blocks, mesh_of, vectors
 from torch import nn
 
 import ebb
@@ -31,24 +32,6 @@ class MyModel(nn.Module):
 
     def forward(self, x):
         return self.layers(x)
-
-
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
-
-    def forward(self, x):
-        return x + self.down(self.up(x).relu())
-
-
-class Blocks(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.blocks = nn.Sequential(Block(), Block())
-
-    def forward(self, x):
-        return self.blocks(x)
 
 
 def _names(code):
@@ -86,14 +69,11 @@ def test_a_block_of_a_page_runs(code, folder):
 
 @pytest.mark.parametrize("code", list(blocks(of_tensor_ranks=True)))
 @on_pair
-def test_a_block_of_a_page_runs_on_tensor_ranks(code, folder):
-    os.chdir(folder)
-    torch.manual_seed(1)
-    if not torch.distributed.is_initialized():
-        torch.distributed.init_process_group("gloo")
+def test_a_block_of_a_page_runs_on_tensor_ranks(code):
+    mesh_of()
     names = {
         "ebb": ebb, "nn": nn, "device": "cpu", "dp": 1, "tp": 2, "model": Blocks(), "config": CONFIG,
-        "batch_of": lambda rank, ranks: (torch.ones(4, 8), torch.zeros(4, 8)),
+        "batch_of": lambda rank, ranks: vectors(1, ranks)[0][rank],
     }
     exec(compile(code, "the page", "exec"), names)
     assert names["engine"].tensor_ranks == 2

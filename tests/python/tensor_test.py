@@ -2,11 +2,14 @@
 
 import contextlib
 import copy
+import os
+import random
+import signal
 
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import on_four, on_pair
+from ranks import Ranks, _on, on_four, on_pair, staying
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
@@ -16,6 +19,9 @@ from torch.distributed.tensor.parallel import (
 from training import ADAMW, config, llama, of_output, token_batches, with_torch
 
 import ebb
+from ebb._blocks import Block as Block_
+from ebb._blocks import local_of
+from ebb._tensor_ranks import _cut
 
 SGD = {"type": "SGD", "params": {"lr": 0.1}}
 STEPS = 4
@@ -27,6 +33,11 @@ def mesh_of(tensor=2):
     if not dist.is_initialized():
         dist.init_process_group("gloo")
     return init_device_mesh("cpu", (world.size // tensor, tensor), mesh_dim_names=("dp", "tp"))
+
+
+def cut_by(model):
+    """A transformers model, by its own plan."""
+    _cut(model, 2, "autotp_size", ebb.world())
 
 
 def all_equal(value):
@@ -125,12 +136,10 @@ def test_models_of_transformers_with_their_own_plans(name):
 @on_four
 def test_masters_norms_and_losses_are_those_of_torchs_dtensors():
     """Torch alone, with the same cut: gradients of data ranks are averaged, the norm is over all blocks, and SGD updates local tensors."""
-    from ebb._tensor_ranks import _cut
-
     mesh = mesh_of()
     batches, clip = token_batches(STEPS, 2), 0.5
     model, other = llama(), llama()
-    _cut(other, 2, ebb.world())
+    cut_by(other)
     rank, group = mesh.get_coordinate()[0], mesh["dp"].get_group()
     losses, norms = [], []
     for of_step in batches:
@@ -314,10 +323,36 @@ def test_the_whole_model_is_read_written_and_saved(folder):
     assert torch.equal(engine.gather(name), values[name])
     engine.write(name, doubled[name])
 
-    engine.close(keep_values=True)
+    made, empty = [], torch.empty
+    torch.empty = lambda *arguments, **keywords: made.append(empty(*arguments, **keywords)) or made[-1]
+    try:
+        engine.close(keep_values=True)
+    finally:
+        torch.empty = empty
+    held = [local_of(parameter).untyped_storage().nbytes() for parameter in model.parameters()]
+    assert held == [local_of(parameter).nbytes for parameter in model.parameters()]
+    assert sum(tensor.nbytes for tensor in made) == sum(held)  # no rank has had more at any time
     for name, parameter in model.named_parameters():
         whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
         assert torch.equal(whole.detach(), doubled[name])
+
+
+def test_a_block_is_taken_of_pieces_of_the_whole():
+    draw = random.Random(5)
+    for _ in range(300):
+        shape = [draw.randint(1, 4) for _ in range(draw.randint(1, 4))]
+        dimension, ranks, parts = draw.randrange(len(shape)), draw.randint(1, 3), draw.choice([1, 1, 2, 3])
+        sizes = [draw.randint(1, 4) for _ in range(ranks)] if parts == 1 else [parts * draw.randint(1, 3)] * ranks
+        shape[dimension] = sum(sizes)
+        whole, rank = torch.randn(shape), draw.randrange(ranks)
+        split = [size // parts for size in sizes]
+        expected = torch.cat([part.split(split, dimension)[rank] for part in whole.chunk(parts, dimension)], dimension)
+        block, values, begin = torch.full(expected.shape, torch.nan), whole.flatten(), 0
+        while begin < len(values):
+            piece = values[begin : begin + draw.randint(1, len(values))]
+            Block_(dimension, parts, tuple(sizes), rank).take(block, piece, begin)
+            begin += len(piece)
+        assert torch.equal(block, expected), (shape, dimension, parts, sizes, rank)
 
 
 @on_four
@@ -408,6 +443,59 @@ def test_predictions_are_of_the_largest_block():
         assert sum(row.peak for row in engine.memory() if row.state == "optimizer") == predicted
 
 
+@on_four
+def test_the_memory_of_a_model_that_will_be_cut_is_predicted_without_ranks():
+    mesh_of()
+    settings = config(2, ADAMW, tensor_parallel={"autotp_size": 2}, zero={"offload_optimizer": {"device": "cpu"}})
+    predicted = ebb.predict_memory(llama(), settings, 4)
+    model = llama()
+    with ebb.initialize(model, settings) as engine:
+        for batches in token_batches(2, 2):
+            engine.backward(of_output(model, batches[engine.data_rank])), engine.step()
+        engine.report()
+        counted = {(row.state, row.tier): (row.predicted, row.peak) for row in engine.memory()}
+    held = {"parameter", "master", "gradient", "optimizer"}
+    of = {(row.state, row.tier): row.predicted for row in predicted if row.state in held}
+    assert len(of) >= 4
+    for key, bytes_ in of.items():
+        assert counted[key] == (bytes_, bytes_), key
+
+
+@on_pair
+def test_activations_are_those_of_a_tensor_rank():
+    """What a forward on two ranks saves, beside the batch; of a model that is cut, and of one that the configuration cuts."""
+    mesh_of()
+    batch = token_batches(1, 1)[0][0]
+    whole = ebb.count_activations(llama(), config(3, SGD), 2, example=batch)
+    settings = config(3, SGD, tensor_parallel={"autotp_size": 2})
+    model = llama()
+    cut_by(model)
+    counted = ebb.count_activations(model, settings, 2, example=batch)
+    saved, own = {}, {local_of(tensor).untyped_storage().data_ptr() for tensor in (*model.parameters(), *batch.values())}
+
+    def keep(tensor):
+        storage = local_of(tensor).untyped_storage()
+        saved[storage.data_ptr()] = storage  # keeps it, so that no other gets its address
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        of_output(model, batch)
+    numbers = 4  # bytes of the loss, which is not saved
+    assert counted.saved - numbers == sum(storage.nbytes() for address, storage in saved.items() if address not in own) < whole.saved
+    assert counted.peak < whole.peak
+    with refuses("torch has a process group already"):
+        ebb.count_activations(llama(), settings, 2, example=batch)
+
+
+def test_activations_of_a_tensor_rank_are_counted_without_ranks():
+    batch = token_batches(1, 1)[0][0]
+    whole = ebb.count_activations(llama(), config(3, SGD), 2, example=batch)
+    model = llama()
+    of_rank = ebb.count_activations(model, config(3, SGD, tensor_parallel={"autotp_size": 2}), 2, example=batch)
+    assert whole.saved / 2 < of_rank.saved < whole.saved and of_rank.peak < whole.peak
+    assert not dist.is_initialized() and not any(isinstance(parameter, DTensor) for parameter in model.parameters())
+
+
 # Errors.
 
 
@@ -468,10 +556,19 @@ def test_ranks_that_ask_for_different_numbers_of_tensor_ranks_get_an_error():
 
 
 @on_four
-def test_a_model_without_a_plan_is_refused_by_name():
+def test_what_no_plan_can_cut_is_refused_by_name():
     mesh_of()
     with refuses("Blocks has no tp_plan", "parallelize_module"):
         ebb.initialize(Blocks(), config(3, SGD, ebb={"mesh": {"tensor": 2}}))
+    with refuses('"tensor_parallel.autotp_size" is 3, which does not divide the 4 rank(s)'):
+        ebb.initialize(llama(), config(3, SGD, tensor_parallel={"autotp_size": 3}))
+    with refuses('num_key_value_heads 2 is not divisible by "tensor_parallel.autotp_size" 4: take 1 or 2'):
+        ebb.initialize(llama(), config(3, SGD, tensor_parallel={"autotp_size": 4}))
+    import peft
+
+    with refuses("PeftModelForCausalLM has adapters of peft"):
+        adapted = peft.get_peft_model(llama(), peft.LoraConfig(target_modules=["q_proj"], task_type="CAUSAL_LM"))
+        ebb.initialize(adapted, config(3, SGD, tensor_parallel={"autotp_size": 2}))
     with refuses("ebb.mesh.tensor", "autotp_size"):
         ebb.initialize(llama(), config(3, SGD, ebb={"mesh": {"tensor": 2}}, tensor_parallel={"autotp_size": 4}))
 
@@ -488,6 +585,89 @@ def test_replicas_whose_gradients_differ_are_an_error_on_every_rank():
         engine.step()
         engine.report()
     engine.close()
+
+
+# Exceptions.
+
+
+@pytest.fixture
+def fresh():
+    """Ranks whose torch is not used again."""
+    yield from staying(4)
+
+
+on_fresh = _on("fresh")
+
+
+@on_four
+def test_what_all_tensor_ranks_of_a_data_rank_raise_ends_one_step():
+    mesh_of()
+    model = llama()
+    engine = ebb.initialize(model, config(3, SGD, tensor_parallel={"autotp_size": 2}))
+    for step, batches in enumerate(token_batches(3, 2)):
+        try:
+            loss = of_output(model, batches[engine.data_rank])
+            if step == 1 and engine.data_rank == 1:
+                raise ValueError("this sample has no label")
+            engine.backward(loss)
+            engine.step()
+            assert engine.report().applied and step != 1
+        except (ebb.Error, ValueError) as error:
+            assert step == 1 and "this sample has no label" in str(error)
+            engine.drop()
+    assert engine.report().step == 2
+    engine.close()
+
+
+@on_fresh
+def test_what_one_tensor_rank_raises_is_the_error_of_every_rank():
+    """Its tensor rank waits for it in torch, and the other data rank in Ebb."""
+    mesh_of()
+    model = llama()
+    engine = ebb.initialize(model, config(3, SGD, tensor_parallel={"autotp_size": 2}))
+    batches = token_batches(2, 2)
+    engine.backward(of_output(model, batches[0][engine.data_rank])), engine.step()
+    said = "rank 1 (data rank 0, tensor rank 1) has left its tensor ranks alone: ValueError: this sample has no label"
+    try:
+        loss = of_output(model, batches[1][engine.data_rank])
+        if ebb.world().rank == 1:
+            raise ValueError("this sample has no label")
+        engine.backward(loss), engine.step(), engine.report()
+        raise AssertionError("no error")
+    except (ebb.Error, ValueError) as error:
+        assert ebb.world().rank == 1 or said in str(error), error
+        with refuses(said, "begin again from a checkpoint"):
+            engine.drop()
+    with refuses(said):
+        model(**batches[0][0])
+    engine.close()
+
+
+def _loses_a_rank(place):
+    mesh_of()
+    model = llama()
+    engine = ebb.initialize(model, config(3, SGD, tensor_parallel={"autotp_size": 2}))
+    batch = token_batches(1, 1)[0][0]
+    engine.backward(of_output(model, batch)), engine.step()
+
+    def end(*arguments):
+        if engine.tensor_rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    middle = model.model.layers[1]
+    middle.register_forward_pre_hook(end) if place == "forward" else middle.register_full_backward_hook(end)
+    with pytest.raises(RuntimeError, match="rank 1 .* has died"):
+        engine.backward(of_output(model, batch))
+    with pytest.raises(ebb.Error, match="rank 1 .* has died"):
+        engine.drop()
+
+
+@pytest.mark.parametrize("place", ["forward", "backward"])
+def test_of_a_death_the_tensor_rank_has_ebbs_words(place):
+    ranks = Ranks(2)
+    with pytest.raises(AssertionError) as caught:
+        ranks.run(_loses_a_rank, place)
+    assert "rank 1 has died, exit code -9" in str(caught.value) and "rank 0" not in str(caught.value)
 
 
 # transformers' Trainer.

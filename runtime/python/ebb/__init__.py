@@ -11,7 +11,7 @@ docs/python.md explains all calls. A module imports only modules of its own laye
   engine    Engine and Ticket; state dicts and files (saving, _buffers, _entries); values (_state), steps (_steps, _open_steps), ranks (_world), rates (optimizer); checkpoints without an engine (_saved_run)
   walk      from autograd to scopes (_walk, _saved_tensors); the order of units, by a forward without traces (_order, _fakes, _counted, _generators)
   model     units and their uses (_units, _visits); what is refused (_fixed); where values come from (_model, _files, _given_values, _conversions)
-  tensors   over the engine's memory (_tensors); parameters without a value (_hidden, checks), and DTensors, of which a rank has a block (_blocks)
+  tensors   over the engine's memory (_tensors); parameters without a value (_hidden, checks), and DTensors, of which a rank has a block (_blocks); exceptions on tensor ranks (_tensor_faults)
   library   the functions of libebb.so.1 (_library), rows of numbers (_reports), one copy of a model a host (_host_file)"""
 
 from __future__ import annotations

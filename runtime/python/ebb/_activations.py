@@ -14,12 +14,14 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from ._blocks import local_of
 from ._fakes import Fakes, faked
 from ._generators import generators_as_they_were
 from ._library import Error
 from ._model import Config, config_text, dtype_function, resolved
 from ._order import _as_it_was, call, loss_of, uncompiled
 from ._steps import LARGE_GRADIENT
+from ._tensor_ranks import cut_alone, silent_group
 
 
 @dataclass(frozen=True)
@@ -42,9 +44,11 @@ class _Count(TorchDispatchMode):
         self.known: dict[int, weakref.ref] = {}  # by the id of a storage
 
     def ignore(self, tensor: torch.Tensor) -> None:
-        self._add(tensor.untyped_storage(), 0)
+        self._add(local_of(tensor).untyped_storage(), 0)
 
     def __torch_dispatch__(self, function: Any, types: Any, arguments: tuple = (), keywords: dict | None = None) -> Any:
+        if any(hasattr(kind, "_local_tensor") for kind in types):
+            return NotImplemented  # a DTensor then calls the operators of its local tensor, which this rank holds
         if function._schema.name in _UNCOUNTED:
             raise Error(
                 f"the memory of an nn.LSTM, nn.GRU or nn.RNN that runs as {function._schema.name} cannot be counted, because this kernel saves a "
@@ -82,6 +86,11 @@ def count_activations(model: nn.Module, config: Config, world: int, *, example: 
     `peak` to `ebb-plan --activations`. "ebb.offload_activations" and "cpu_checkpointing" are not counted: on a GPU they make the device's peak
     lower, and pinned RAM holds each saved tensor once for each operation that saves it. Raises ebb.Error if the model does not run with
     fake tensors, or has an RNN whose kernel saves a workspace (nn.LSTM on a CPU, any RNN on a GPU)."""
+    with silent_group() as mesh_of_ranks:
+        return _counted(cut_alone(model, config, world, mesh_of_ranks) or model, config, world, example, device)
+
+
+def _counted(model: nn.Module, config: Config, world: int, example: Any, device: str) -> Activations:
     dtype_of = dtype_function(model, resolved(config_text(config), world))
     dtypes = {id(parameter): dtype_of(parameter) for parameter in model.parameters()}
     mode, count = Fakes(), _Count()

@@ -3,7 +3,7 @@ tensor, and the engine gives it memory. Names, shapes, files and gathered values
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 import torch
 from torch import nn
@@ -23,11 +23,24 @@ class Block(NamedTuple):
     def is_even(self) -> bool:
         return len(set(self.sizes)) == 1
 
-    def of_whole(self, whole: torch.Tensor) -> torch.Tensor:
-        if self.parts == 1:
-            return whole.split(self.sizes, self.dimension)[self.rank]
-        parts = whole.unflatten(self.dimension, (self.parts, len(self.sizes), -1))
-        return parts.select(self.dimension + 1, self.rank).flatten(self.dimension, self.dimension + 1)
+    def take(self, into: torch.Tensor, values: torch.Tensor, begin: int) -> None:
+        """Copies what belongs to this rank's block `into` of `values`, which are numbers of the whole, in its order, from number `begin` on."""
+        inner = into.shape[self.dimension + 1 :].numel()
+        part, own = sum(self.sizes) // self.parts * inner, self.sizes[self.rank] // self.parts * inner
+        first = sum(self.sizes[: self.rank]) // self.parts * inner
+        row, at = part * self.parts, 0  # a row: numbers of the whole dimension, of which each part has one run of this block
+        rows = into.view(-1, own * self.parts)
+        while at < len(values):
+            number, behind = divmod(begin + at, row)
+            count = (len(values) - at) // row if behind == 0 else 0  # of rows that are complete here
+            size = count * row or min(row - behind, len(values) - at)
+            given = values[at : at + size].view(count or 1, -1)
+            for i in range(self.parts):
+                low, high = max(i * part + first, behind), min(i * part + first + own, behind + size // (count or 1))
+                if low < high:
+                    to = low - i * part - first + i * own
+                    rows[number : number + (count or 1), to : to + high - low].copy_(given[:, low - behind : high - behind])
+            at += size
 
 
 def is_dtensor(tensor: torch.Tensor) -> bool:
@@ -84,7 +97,7 @@ def block_of(name: str, parameter: torch.Tensor) -> Block | None:
             f"parameter '{name}' has the placement {_shown(placements)}, but dimension {dimension} of {list(parameter.shape)} does not divide into "
             f"{parts} part(s) for {ranks} tensor ranks", "INVALID_ARGUMENT"
         )
-    return Block(dimension, parts, tuple(sizes), mesh.get_local_rank())
+    return Block(dimension, parts, tuple(sizes), mesh.get_coordinate()[0])
 
 
 def _shown(placements: tuple[Any, ...]) -> str:
@@ -129,6 +142,18 @@ def own_gradient(parameter: torch.Tensor) -> torch.Tensor | None:
     return local.wait() if hasattr(local, "wait") else local
 
 
+def take_values(model: nn.Module, sender_of: Callable[[torch.Tensor], tuple[int, Any]]) -> None:
+    """Collective: each rank takes what the parameter's sender has, in a group of torch; None: of all ranks."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            sender, group = sender_of(parameter)
+            value = local_of(parameter).detach()
+            sent = value.contiguous()
+            torch.distributed.broadcast(sent, src=sender, group=group)
+            if sent is not value:
+                value.copy_(sent)
+
+
 def take_values_of_rank_0(model: nn.Module, mesh: Any, size: int) -> None:
     """Collective: each tensor rank takes the blocks that its first data rank has, and rank 0's values of what is no DTensor."""
     import torch.distributed as dist
@@ -136,16 +161,7 @@ def take_values_of_rank_0(model: nn.Module, mesh: Any, size: int) -> None:
     ranks = mesh.size()
     groups = [dist.new_group(list(range(one, size, ranks))) for one in range(ranks)]
     own = mesh.get_local_rank()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            value = local_of(parameter).detach()
-            sent = value.contiguous()
-            if is_dtensor(parameter):
-                dist.broadcast(sent, src=own, group=groups[own])
-            else:
-                dist.broadcast(sent, src=0)
-            if sent is not value:
-                value.copy_(sent)
+    take_values(model, lambda parameter: (own, groups[own]) if is_dtensor(parameter) else (0, None))
     for group in groups:
         if group is not dist.GroupMember.NON_GROUP_MEMBER:
             dist.destroy_process_group(group)

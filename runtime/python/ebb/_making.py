@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from . import _library
-from ._blocks import is_dtensor, local_of, take_values_of_rank_0, with_local
+from ._blocks import block_of, is_dtensor, local_of, take_values_of_rank_0, with_local
 from ._files import Files
 from ._fixed import refuse
 from ._given_values import GivenValues
@@ -24,7 +24,7 @@ from ._model import Config, Groups, Model, Said, config_text, dtype_function, gr
 from ._muon import matrix_update_function
 from ._order import units_and_order
 from ._reports import MemoryRow, memory_rows
-from ._tensor_ranks import with_mesh
+from ._tensor_ranks import cut_alone, mesh_without_groups, with_mesh
 from ._tensors import current_stream
 from ._units import Unit, UnitsArgument
 from ._world import World, open_world
@@ -70,7 +70,7 @@ def initialize(
     with _told_to_all_ranks(handle, world.size, model, config, device, name) as texts:
         model = getattr(model, "_orig_mod", model)  # of torch.compile(model), which calls it
         refuse(model)
-        text, mesh = with_mesh(model, config, world, values_of_rank_0=values_of_rank_0 if weights is None and values is None else None)
+        text, mesh, has_values = with_mesh(model, config, world, values_of_rank_0=values_of_rank_0 if weights is None and values is None else None)
         texts.append(text)
         settings = resolved(text, world.size)
         if tier_of_activations(settings) == "nvme":
@@ -84,7 +84,7 @@ def initialize(
             _refuse_shared(model)
         on = torch.device(device) if device is not None else _device_of(model)
         is_cut = mesh is not None and mesh.size() > 1 and weights is None and values is None
-        if is_cut and values_of_rank_0:
+        if is_cut and values_of_rank_0 and not has_values:
             take_values_of_rank_0(model, mesh, world.size)
         divided, order = units_and_order(model, units, example, resident, on)
         group_of = group_function(groups)
@@ -146,10 +146,14 @@ def _acceptable(config: Config, ranks: int) -> str:
 
 def _described(model: nn.Module, config: Config, world: int, units: UnitsArgument, example: Any, resident: Iterable[str]) -> tuple[Model, str]:
     divided, order = units_and_order(model, units, example, resident, torch.device("cpu"))
-    ranks = torch.distributed.is_available() and torch.distributed.is_initialized()
-    text = with_mesh(model, config, World(torch.distributed.get_rank() if ranks else 0, world, 0, 1), cuts=False)[0]
+    cut = cut_alone(model, config, world, mesh_without_groups)
+    has_ranks = cut is None and torch.distributed.is_available() and torch.distributed.is_initialized()
+    text = with_mesh(cut or model, config, World(torch.distributed.get_rank() if has_ranks else 0, world, 0, 1))[0]
     dtype_of = dtype_function(model, resolved(text, world))
     said = Said(group_function(None), dtype_of, matrix_update_function(model))
+    if cut is not None:
+        of_name = dict(cut.named_parameters())
+        said = said._replace(block=lambda name, _: block_of(name, of_name[name]))
     return Model(divided, order, said, has_values=False), text
 
 

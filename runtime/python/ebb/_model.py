@@ -90,6 +90,7 @@ class Said(NamedTuple):
     group: Callable[[str], str]  # by its name
     dtype: Callable[[nn.Parameter], torch.dtype]
     matrix_update: Callable[[nn.Parameter], int]
+    block: Callable[[str, nn.Parameter], Block | None] = block_of
 
 
 class Model:
@@ -118,7 +119,7 @@ class Model:
             trainable=parameter.requires_grad, name=name.encode(), group=said.group(name).encode(), shape=shape, dimensions=parameter.dim(),
             has_dtype=1, dtype=NUMBER_OF_DTYPE[said.dtype(parameter)], matrix_update=said.matrix_update(parameter),
         )
-        block = block_of(name, parameter)
+        block = said.block(name, parameter)
         if block is not None:
             self._split(given, block)
         if files is not None:

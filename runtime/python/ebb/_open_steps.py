@@ -1,7 +1,8 @@
-"""Steps of any number of backwards, whose end the loop decides, and what a loop may read between backwards and steps."""
+"""Steps that the loop drops, or that have any number of backwards, and what a loop may read between backwards and steps."""
 
 from __future__ import annotations
 
+import sys
 from typing import Any, Callable
 
 import torch
@@ -22,7 +23,18 @@ class OpenSteps:
     _state: State
     _steps: Steps
     _walk: Walk
-    drop: Callable[[], Any]
+
+    def drop(self) -> None:
+        """Drops the open step and its gradients. Call it after an exception, to go on with the next step. With tensor ranks, an exception that this
+        call handles ends the step on every rank, with an error that has its text; if it is of this rank alone, the run ends with it."""
+        self._state.check()
+        error = sys.exc_info()[1]
+        if self._steps.faults is not None and error is not None and self._steps.in_step:
+            self._walk.fail(error)
+        self._walk.forget()
+        self._steps.drop()
+        if self._steps.faults is not None:
+            self._steps.faults.check()
 
     def open_steps(
         self, backwards: int, rates: Callable[[], Rates] | None = None, sums_ranks: bool = False, scale: Callable[[], float] | None = None

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from . import _library
-from ._blocks import is_dtensor
+from ._blocks import Block, block_of, is_dtensor, local_of
 from ._fixed import Members
 from ._hidden import Name, as_plain
 from ._library import GRADIENT, MASTER, OPTIMIZER, Error, check, library
@@ -122,8 +122,8 @@ class State:
         return whole if master or state or whole is None else whole.to(self.parameters[name].dtype)
 
     def gather_pieces(self, name: str, piece: Callable[[Any, int, int], None], rank: int, state: str = "") -> None:
-        """Collective: calls `piece`(pointer to fp32 values, begin, end) for at most 1 MiB at a time, in order, of a DTensor block by block. `rank`: the rank that makes
-        these calls; -1: all do. `state`: as of Engine.gather()."""
+        """Collective: calls `piece`(pointer to fp32 values, begin, end) for at most 1 MiB at a time, in order, also of a DTensor. `rank`: the rank
+        that makes these calls; -1: all do. `state`: as of Engine.gather()."""
         failures: list[BaseException] = []
 
         def sink(user, parameter, begin, end, values) -> int:
@@ -159,30 +159,31 @@ class State:
         return {name: slots.take_back(i) for name in names for slots, i in (self.slots[name],)}
 
     def whole_values(self, device: torch.device) -> dict[str, torch.Tensor]:
-        """Collective, of close(keep_values=True)."""
+        """Collective, of close(keep_values=True): of a parameter that is cut, this rank's block."""
         self.between_steps("close(keep_values=True)")
         if self.is_suspended:
             raise Error("close(keep_values=True) while the engine is suspended: call resume() first")
-        failure, values = None, {}
+        failure: Error | None = None
+        values: dict[str, torch.Tensor] = {}
         try:
             for name, parameter in self.parameters.items():
-                values[name] = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+                values[name] = torch.empty(local_of(parameter).shape, dtype=parameter.dtype, device=device)
         except (RuntimeError, MemoryError) as error:
-            failure = error
-        self.steps.begin(trains=False)  # the mean loss of an evaluation tells every rank whether one has failed
-        self.steps.add_loss(torch.tensor(0.0 if failure is None else 1.0, device=device))
-        if self.steps.finish_evaluation() > 0:
-            why = f": {failure}" if failure is not None else ", on another rank"
-            raise Error(
-                f"close(keep_values=True): the whole model does not fit into memory{why}. The engine is still open: save with save_pretrained() or "
-                "save(), then close()", "RESOURCE_EXHAUSTED"
-            ) from failure
+            failure = Error(
+                f"close(keep_values=True): the model does not fit into memory: {error}. The engine is still open: save with save_pretrained() or save(), "
+                "then close()", "RESOURCE_EXHAUSTED"
+            )
+        try:
+            self.agree(failure, failure)
+        except Error as error:
+            error.code = "RESOURCE_EXHAUSTED" if "does not fit into memory" in str(error) else error.code
+            raise
         for name, value in values.items():
-            flat = value.view(-1)
+            block = block_of(name, self.parameters[name])
 
-            def take(numbers: Any, begin: int, end: int, into: torch.Tensor = flat) -> None:
-                piece = (ctypes.c_float * (end - begin)).from_address(ctypes.addressof(numbers.contents))
-                into[begin:end].copy_(torch.frombuffer(piece, dtype=torch.float32))
+            def take(numbers: Any, begin: int, end: int, into: torch.Tensor = value, block: Block | None = block) -> None:
+                piece = torch.frombuffer((ctypes.c_float * (end - begin)).from_address(ctypes.addressof(numbers.contents)), dtype=torch.float32)
+                into.view(-1)[begin:end].copy_(piece) if block is None else block.take(into, piece, begin)
 
             self.gather_pieces(name, take, rank=-1)
         return values

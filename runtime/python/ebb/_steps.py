@@ -16,6 +16,7 @@ from . import _library
 from ._blocks import local_of, own_gradient, whole_of
 from ._hidden import as_plain
 from ._library import BACKWARD, FORWARD, GRADIENT, SHOW, Error, Rates, check, library
+from ._tensor_faults import TensorFaults
 from ._tensors import DTYPES, Memory, Slots, over
 from ._units import Unit
 from ._visits import Order, Visit
@@ -44,7 +45,8 @@ class _Asked:
 
 class Steps:
     def __init__(self, memory: Memory, units: list[Unit], slots: list[Slots], first_id: list[int], order: Order,
-                 device: torch.device, is_half: bool, rates: Callable[[], Rates], accumulation: int, ranks: int, data_ranks: int):
+                 device: torch.device, is_half: bool, rates: Callable[[], Rates], accumulation: int, ranks: int, data_ranks: int,
+                 faults: TensorFaults | None):
         self.memory = memory
         self.units = units
         self.slots = slots
@@ -56,6 +58,7 @@ class Steps:
         self.rates = rates
         self.accumulation = accumulation
         self.ranks, self.data_ranks = ranks, data_ranks
+        self.faults, self.opened = faults, 0  # scopes, of the engine's life
         self.in_step = False
         self.is_stale = False  # residents show the values before the last update
         self.has_failed = False  # the step that the model's last call belongs to
@@ -102,6 +105,8 @@ class Steps:
             raise Error(f"the trainer's own code has changed values of '{self.memory.changed}' in place, perhaps on this rank alone: make a new engine")
         if not self.slots[0].views:
             raise Error("a forward of the model while the engine is suspended: call resume() first")
+        if self.faults is not None and not (self.in_step if trains else self.in_evaluation):
+            self.faults.check()
         if trains:
             self.finish_evaluation()
             if not self.in_step:
@@ -129,6 +134,7 @@ class Steps:
     def open(self, kind: int, visit: Visit) -> int:
         index = visit.unit.index
         self.slots[index].check()
+        self.opened += 1
         self.walked.append(index) if self.in_evaluation else None
         if kind == SHOW:  # in an evaluation within the step, because the step's order has no such scopes
             kind = FORWARD
@@ -245,10 +251,12 @@ class Steps:
         if losses:
             self.add_loss(torch.stack(losses).sum())
 
-    def fail(self, error: str, begins: str = "", walk: Sequence[int] = ()) -> None:
+    def fail(self, error: str, begins: str = "", walk: Sequence[int] = ()) -> str:
         """Ends the evaluation and the step, with an error that the library has not seen, so that every rank gets it. `begins`: "step" or
         "evaluation", which the other ranks are in, so this rank begins it if it has not. `walk`: the units of a forward, in their order; the
-        other ranks gather them all in the evaluation."""
+        other ranks gather them all in the evaluation. Returns the words that the step ends with."""
+        if self.faults is not None and not self.has_failed:
+            error = self.faults.text_of(error, self.opened)
         with contextlib.suppress(Error):  # of an engine that has failed
             if begins == "evaluation" and not self.in_step and self.ranks > 1:
                 if not self.in_evaluation:
@@ -262,7 +270,7 @@ class Steps:
             if begins == "step" and not self.in_step and not self.has_failed and self.ranks > 1:
                 self._begin_step()
         if not self.in_step:
-            return
+            return error
         self.has_failed = True
         self.in_step = False
         self._taken = None
@@ -270,6 +278,7 @@ class Steps:
         for slots in self.slots:
             slots.hide()
         self.clear_gradients()
+        return error
 
     def drop(self) -> None:
         self.in_step = self.in_evaluation = self.is_scaled = False
@@ -479,6 +488,8 @@ class Steps:
     def _fail(self, unit: Unit, code: int, advice: str = "") -> None:
         """Raises the error of the step, which says more than the error of a scope."""
         text = _library.error_text()
+        if self.faults is not None and not self.has_failed:
+            self.faults.text_of(text, self.opened)
         self._taken = None
         self.has_failed = True
         if self.in_step:
@@ -487,13 +498,3 @@ class Steps:
                 text = _library.error_text()
             self.clear_gradients()
         raise Error(f"'{unit.name}': {text}{advice}", _library.CODES[code])
-
-
-def check_loss(loss: torch.Tensor) -> None:
-    if not isinstance(loss, torch.Tensor) or not loss.is_floating_point():
-        kind = f"a tensor of {loss.dtype}" if isinstance(loss, torch.Tensor) else f"a {type(loss).__name__}"
-        raise Error(f"the loss is {kind}: backward takes a tensor of floating-point numbers", "INVALID_ARGUMENT")
-    if loss.numel() != 1:
-        raise Error(f"the loss has the shape {list(loss.shape)}: backward takes a scalar", "INVALID_ARGUMENT")
-    if not loss.requires_grad:
-        raise Error("the loss needs no gradient: it was detached, or computed under torch.no_grad()", "INVALID_ARGUMENT")

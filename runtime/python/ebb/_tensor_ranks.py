@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
 import json
+import math
 import sys
-from typing import Any
+from typing import Any, Callable, Iterator
 
 import torch
 from torch import nn
 
-from ._blocks import mesh_of
+from ._blocks import mesh_of, take_values, tensor_ranks_of
 from ._library import Error
 from ._model import Config, config_text, resolved
 from ._world import World, meet
@@ -20,22 +22,15 @@ _calls = itertools.count()
 _KEYS = (("ebb", "mesh", "tensor"), ("tensor_parallel", "autotp_size"))
 
 
-def with_mesh(model: nn.Module, config: Config, world: World, cuts: bool = True, values_of_rank_0: bool | None = None) -> tuple[str, Any]:
-    """The configuration as JSON text that says the tensor ranks, and the DeviceMesh of the model's DTensors, or None. If the configuration says
-    them, and the model has no DTensors, the model is cut here, or `cuts` is false, and that is an error."""
+def with_mesh(model: nn.Module, config: Config, world: World, values_of_rank_0: bool | None = None) -> tuple[str, Any, bool]:
+    """The configuration as JSON text that says the tensor ranks, the DeviceMesh of the model's DTensors, or None, and whether the model has its
+    initial values. If the configuration says tensor ranks, and the model has no DTensors, the model is cut here, and before that it gets them."""
     text, mesh = config_text(config), mesh_of(model, world.rank, world.size)
-    given: dict[str, Any] = {}
-    with contextlib.suppress(ValueError):  # the library has the error
-        given = json.loads(text)
+    given = _parsed(text)
     stated = stated_ranks(given)
     if mesh is None:
-        ranks = max(stated.values(), default=1)
-        if ranks > 1:
-            resolved(text, world.size)  # raises if the keys differ, or do not divide the ranks
-            if not cuts:
-                raise Error(f"the configuration asks for {ranks} tensor ranks: give a model that parallelize_module has cut", "INVALID_ARGUMENT")
-            mesh = _cut(model, ranks, world, values_of_rank_0)
-        return text, mesh
+        ranks = _asked(text, stated, world.size)
+        return (text, _cut(model, ranks, next(iter(stated)), world, values_of_rank_0), True) if ranks > 1 else (text, None, False)
     for key, value in stated.items():
         if value != mesh.size():
             raise Error(f'"{key}" is {value}, but the model\'s DTensors are over {mesh.size()} tensor ranks: both must agree', "INVALID_ARGUMENT")
@@ -43,7 +38,23 @@ def with_mesh(model: nn.Module, config: Config, world: World, cuts: bool = True,
         given.get("tensor_parallel", {}).pop("autotp_size", None)  # 0, or "auto"
         given.setdefault("ebb", {}).setdefault("mesh", {})["tensor"] = mesh.size()
         text = json.dumps(given)
-    return text, mesh
+    return text, mesh, False
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    with contextlib.suppress(ValueError):  # the library has the error
+        return json.loads(text)
+    return {}
+
+
+def _asked(text: str, stated: dict[str, int], size: int) -> int:
+    """How many tensor ranks the configuration asks for."""
+    for key, ranks in stated.items():
+        if size % ranks:
+            raise Error(f'"{key}" is {ranks}, which does not divide the {size} rank(s)', "INVALID_ARGUMENT")
+    if stated:
+        resolved(text, size)  # raises if the keys differ
+    return max(stated.values(), default=1)
 
 
 def stated_ranks(given: Any) -> dict[str, int]:
@@ -57,9 +68,11 @@ def _at(given: Any, path: tuple[str, ...]) -> Any:
     return given
 
 
-def _cut(model: nn.Module, ranks: int, world: World, values_of_rank_0: bool | None = None) -> Any:
-    """Collective: cuts a transformers model by its own plan, with the values that this rank has."""
+def _plan_of(model: nn.Module, ranks: int, key: str) -> dict[str, str]:
+    """A transformers model's own plan: how each module and parameter is cut. `key` asks for these ranks."""
     kind = type(model).__name__
+    if getattr(model, "peft_config", None):
+        raise Error(f"{kind} has adapters of peft, which \"{key}\" does not cut: train the adapters on data ranks alone", "UNIMPLEMENTED")
     transformers = sys.modules.get("transformers")
     if transformers is None or not isinstance(model, transformers.PreTrainedModel) or not getattr(model, "tp_plan", None):
         raise Error(
@@ -68,7 +81,6 @@ def _cut(model: nn.Module, ranks: int, world: World, values_of_rank_0: bool | No
         )
     try:
         from transformers.distributed import DistributedConfig
-        from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
         plan = model._resolve_parallel_plans(DistributedConfig(tp_size=ranks))[0]
     except (ImportError, AttributeError) as error:
@@ -76,17 +88,90 @@ def _cut(model: nn.Module, ranks: int, world: World, values_of_rank_0: bool | No
             f"this transformers ({transformers.__version__}) cuts models in another way ({error}): take a newer one, or call parallelize_module before "
             "ebb.initialize", "UNIMPLEMENTED"
         ) from error
-    from torch.distributed.device_mesh import init_device_mesh
+    _check_heads(model.config.get_text_config(), plan, ranks, key)
+    return plan
 
-    device = next(model.parameters()).device.type
-    _agree_on(ranks, world)
-    if values_of_rank_0 is not None:  # None: values come from elsewhere
-        _make_whole_values_equal(model, world, values_of_rank_0)
-    mesh = init_device_mesh("cpu" if device == "meta" else device, (world.size // ranks, ranks), mesh_dim_names=("dp", "tp"))["tp"]
+
+# What has a block of heads on each rank, and reads it as such.
+_HEADS = {"num_attention_heads": ("q_proj", "q_b_proj", "qkv_proj", "query_key_value"), "num_key_value_heads": ("k_proj", "v_proj", "qkv_proj")}
+
+
+def _check_heads(config: Any, plan: dict[str, str], ranks: int, key: str) -> None:
+    cut = {name.rpartition(".")[2] for name, style in plan.items() if style in ("colwise", "packed_colwise")}
+    heads = {name: value for name, of in _HEADS.items() if type(value := getattr(config, name, None)) is int and cut & set(of)}
+    for name, value in heads.items():
+        if value % ranks:
+            common = math.gcd(*heads.values())
+            fit = [str(number) for number in range(1, common + 1) if common % number == 0]
+            raise Error(f'{name} {value} is not divisible by "{key}" {ranks}: take {" or ".join(fit)}', "INVALID_ARGUMENT")
+
+
+def _apply(model: nn.Module, mesh: Any, plan: dict[str, str]) -> None:
+    from transformers.distributed.tensor_parallel import apply_tensor_parallelism
+
     tied = _untie(model)
     apply_tensor_parallelism(model, mesh, plan)
     _tie_again(model, tied)
+
+
+def _cut(model: nn.Module, ranks: int, key: str, world: World, values_of_rank_0: bool | None = None) -> Any:
+    """Collective: cuts a transformers model by its own plan, with the values that this rank has."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    _agree_on(ranks, world)
+    plan = _plan_of(model, ranks, key)
+    device = next(model.parameters()).device.type
+    if values_of_rank_0 is not None:  # None: values come from elsewhere
+        _make_whole_values_equal(model, world, values_of_rank_0)
+    mesh = init_device_mesh("cpu" if device == "meta" else device, (world.size // ranks, ranks), mesh_dim_names=("dp", "tp"))["tp"]
+    _apply(model, mesh, plan)
     return mesh
+
+
+def cut_alone(model: nn.Module, config: Config, size: int, mesh_of_ranks: Callable[[int], Any]) -> nn.Module | None:
+    """If the configuration asks for tensor ranks, and the model is whole: a copy without values that is cut as on tensor rank 0 of `size` ranks. It
+    needs none of them. `mesh_of_ranks`: makes the mesh of a number of tensor ranks."""
+    text = config_text(config)
+    stated = stated_ranks(_parsed(text))
+    if tensor_ranks_of(model) > 1 or (ranks := _asked(text, stated, size)) == 1:
+        return None
+    plan = _plan_of(model, ranks, next(iter(stated)))
+    empty = {id(one): nn.Parameter(one.detach().to("meta"), requires_grad=one.requires_grad) for one in model.parameters()}
+    copied = copy.deepcopy(model, empty)
+    _apply(copied, mesh_of_ranks(ranks), plan)
+    return copied
+
+
+def mesh_without_groups(ranks: int) -> Any:
+    """For shapes alone."""
+    from torch.distributed.device_mesh import DeviceMesh
+
+    return DeviceMesh("cpu", torch.arange(ranks), mesh_dim_names=("tp",), _init_backend=False, _rank=0)
+
+
+@contextlib.contextmanager
+def silent_group() -> Iterator[Callable[[int], Any]]:
+    """Yields a function that makes a mesh whose collectives do nothing, for a forward with fake tensors."""
+    import torch.distributed as dist
+
+    made = False
+
+    def mesh_of_ranks(ranks: int) -> Any:
+        nonlocal made
+        if dist.is_initialized():
+            raise Error("torch has a process group already: give a model that is cut, or call this before the group is made", "UNIMPLEMENTED")
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+        made = True
+        return init_device_mesh("cpu", (ranks,), mesh_dim_names=("tp",))
+
+    try:
+        yield mesh_of_ranks
+    finally:
+        if made:
+            dist.destroy_process_group()
 
 
 def _agree_on(ranks: int, world: World) -> None:
@@ -109,11 +194,7 @@ def _of_all_ranks(value: Any, world: World) -> list[Any]:
 def _make_whole_values_equal(model: nn.Module, world: World, by_rank_0: bool) -> None:
     """Collective, before the cut, because blocks of other values would make a model of several: takes rank 0's, or raises if they differ."""
     if by_rank_0:
-        with torch.no_grad():
-            for parameter in model.parameters():
-                sent = parameter.detach().contiguous()
-                torch.distributed.broadcast(sent, src=0)
-                parameter.copy_(sent)
+        take_values(model, lambda parameter: (0, None))
         return
     bits = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     of = {

@@ -27,6 +27,7 @@ from torch import nn
 
 from ._library import BACKWARD, FORWARD, RECOMPUTE, SHOW, Error
 from ._saved_tensors import WatchedSaves, function_around
+from ._tensor_faults import is_torchs
 from ._units import Unit
 from ._visits import Order, Scopes, Visit
 
@@ -181,7 +182,9 @@ class Walk:
                 tensor.grad_fn.register_prehook(lambda gradients: self._start_backward())
         error = sys.exc_info()[1]
         if output is None and error is not None:
-            self.fail(error, is_whole=not self.in_round)
+            text = self.fail(error, is_whole=not self.in_round)
+            if is_torchs(f"{type(error).__name__}: {error}") and isinstance(error, RuntimeError):  # no hook can raise another one
+                error.args = (f"{text} [{error}]",)
 
     # Forward.
 
@@ -432,13 +435,13 @@ class Walk:
         self.saves.pop()
         self._close_forward()
 
-    def fail(self, error: BaseException, is_whole: bool = False) -> None:
+    def fail(self, error: BaseException, is_whole: bool = False) -> str:
         """The step of a forward or backward that has raised `error`, perhaps on this rank alone, ends with it on every rank. `is_whole`: no unit
-        has run, so that nothing is left open here."""
+        has run, so that nothing is left open here. Returns the words that the step ends with, perhaps of another rank."""
         text = self.failure or f"{type(error).__name__}: {error}"
         if not is_whole:
             self.failure = text
-        self.scopes.fail(text, "step" if torch.is_grad_enabled() else "evaluation" if is_whole else "", self.declared)
+        return self.scopes.fail(text, "step" if torch.is_grad_enabled() else "evaluation" if is_whole else "", self.declared)
 
     def check_whole(self) -> None:
         if self.failure:

@@ -1,4 +1,4 @@
-"""Finds operators that read a parameter outside of its unit in the forward that shows the order of units, where parameters are fake tensors."""
+"""Checks a loss. Finds operators that read a parameter outside of its unit in the forward that shows the order of units, where parameters are fake tensors."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch.overrides import TorchFunctionMode
 
 from ._blocks import local_of
 from ._hidden import HARMLESS, PROPERTIES, VIEW_PROPERTIES, memory_of, tensors_in
+from ._library import Error
 
 _HARMLESS = HARMLESS | PROPERTIES | {"detach", "type", "__repr__"}
 
@@ -40,3 +41,13 @@ class Watch(TorchFunctionMode):
                 if name not in _HARMLESS or (name == "__get__" and of in VIEW_PROPERTIES - {"data"}):
                     self.read(read, of if name == "__get__" else name)
         return function(*arguments, **keywords)
+
+
+def check_loss(loss: torch.Tensor) -> None:
+    if not isinstance(loss, torch.Tensor) or not loss.is_floating_point():
+        kind = f"a tensor of {loss.dtype}" if isinstance(loss, torch.Tensor) else f"a {type(loss).__name__}"
+        raise Error(f"the loss is {kind}: backward takes a tensor of floating-point numbers", "INVALID_ARGUMENT")
+    if loss.numel() != 1:
+        raise Error(f"the loss has the shape {list(loss.shape)}: backward takes a scalar", "INVALID_ARGUMENT")
+    if not loss.requires_grad:
+        raise Error("the loss needs no gradient: it was detached, or computed under torch.no_grad()", "INVALID_ARGUMENT")

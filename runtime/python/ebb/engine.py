@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from . import _buffers, _library, saving
-from ._blocks import block_of, local_of, set_local
+from ._blocks import local_of, set_local
 from ._entries import Entries
 from ._fixed import refuse_caller
 from ._library import DIRECTIONS, STATES, TIERS, Error, check, library
@@ -24,12 +24,14 @@ from ._order import Call, of_evaluation, order_of, warn_of_registration
 from ._reports import CommunicationRow, MemoryRow, Report, TrafficRow, memory_rows
 from ._saved_tensors import SavedInRam, checkpoint_around, without_saved_hooks
 from ._state import State
-from ._steps import Steps, check_loss
+from ._steps import Steps
+from ._tensor_faults import TensorFaults, is_torchs
 from ._tensors import DTYPES, Memory, Slots, over
 from ._units import Unit
 from ._visits import Order
 from ._walk import Walk, never_compiled
 from ._world import World, memories
+from .checks import check_loss
 from .optimizer import Optimizer, groups_of
 from .saving import Ticket
 
@@ -67,7 +69,10 @@ class Engine(OpenSteps):
         groups = groups_of(trainable, group_of, settings) if trainable else []
         self.optimizer = Optimizer(groups, self.step, self.zero_grad, scheduled, schedule) if trainable else None
         rates = self.optimizer.rates if self.optimizer is not None else list
-        self._steps = Steps(self._memory, units, self._slots, first_id, order, device, half, rates, self.accumulation, world.size, self.data_ranks)
+        faults = TensorFaults(self._memory, world.rank, mesh) if self.tensor_ranks > 1 else None
+        self._steps = Steps(
+            self._memory, units, self._slots, first_id, order, device, half, rates, self.accumulation, world.size, self.data_ranks, faults
+        )
         self._walk = Walk(model, units, self._steps)
         self._walk.expect(order)
         self._walk.attach()
@@ -103,7 +108,9 @@ class Engine(OpenSteps):
         try:
             self._steps.scaled_backward(loss)
         except BaseException as error:
-            self._walk.fail(error)
+            text = self._walk.fail(error)
+            if is_torchs(f"{type(error).__name__}: {error}"):
+                raise Error(text, "ABORTED") from error
             raise
 
     def step(self, now: bool = False) -> bool:
@@ -169,12 +176,6 @@ class Engine(OpenSteps):
                 f"zero_grad() between a backward and its step(), after {steps.counted} micro-batch(es) of the step: one backward cannot be taken "
                 "back alone. drop() drops the whole step"
             )
-
-    def drop(self) -> None:
-        """Drops the open step and its gradients. Call it after an exception, to go on with the next step."""
-        self._state.check()
-        self._walk.forget()
-        self._steps.drop()
 
     def report(self) -> Report:
         """The numbers of the last finished step. Waits for that step, and raises its error if it had one."""
@@ -363,7 +364,7 @@ class Engine(OpenSteps):
         """Ends the engine's threads and files, and removes the hooks from the model. After this the parameters have no values, and reading one
         is an error. Tensors over the engine's memory remain readable.
 
-        keep_values: the model gets its whole values back, in the dtypes of its parameters and on the engine's device. This is collective,
+        keep_values: the model gets its values back, whole or a tensor rank's blocks, in the dtypes of its parameters and on the engine's device. This is collective,
         between steps. If a rank lacks the memory for them, that is an error on all ranks and the engine stays open."""
         if self._memory.closed:
             return
@@ -378,8 +379,7 @@ class Engine(OpenSteps):
         for name, parameter in self._state.parameters.items():
             parameter._ebb_name, parameter._ebb_closed = None, name
             if name in values:
-                block = block_of(name, parameter)
-                set_local(parameter, values[name] if block is None else block.of_whole(values[name]).contiguous())
+                set_local(parameter, values[name])
         self.model.__dict__.pop("_ebb_engine", None)
         memories.discard(self._memory)
 

@@ -131,7 +131,7 @@ def save_pretrained(of_model: Entries, folder: Path, trainable_only: bool, dtype
 
         def take(values: Any, begin: int, end: int) -> None:
             numbers = (ctypes.c_float * (end - begin)).from_address(ctypes.addressof(values.contents))
-            attempt(lambda: piece(torch.frombuffer(numbers, dtype=torch.float32), begin))
+            attempt(lambda: piece(torch.frombuffer(numbers, dtype=torch.float32)))
 
         if isinstance(tensor, nn.Parameter):
             state.gather_pieces(tensor._ebb_name, take, rank=0)
@@ -291,8 +291,6 @@ class _Writer:
         self.part_of = {key: i for i, part in enumerate(parts) for key, _ in part}
         self.parts, self.names = parts, names
         self.at = -1
-        self.end = 0  # of the entries that were begun in the file
-        self.elements = {key: tensor.numel() for key, tensor in tensors}
         self.file: Any = None
 
     def begin(self, key: str) -> Any:
@@ -300,12 +298,10 @@ class _Writer:
             self._close()
             self.at = self.part_of[key]
             self.file = open(self._unfinished(self.names[self.at]), "wb")
-            self.end = self.file.write(_header(self.parts[self.at], self.types))
+            self.file.write(_header(self.parts[self.at], self.types))
         kind = self.types[key]
-        start, self.end = self.end, self.end + self.elements[key] * kind.itemsize
 
-        def piece(values: torch.Tensor, begin: int = 0) -> None:  # of a DTensor they come block by block
-            self.file.seek(start + begin * kind.itemsize)
+        def piece(values: torch.Tensor) -> None:
             self.file.write(values.to(kind).contiguous().view(torch.uint8).numpy().tobytes())
 
         return piece
