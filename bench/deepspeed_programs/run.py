@@ -80,7 +80,7 @@ def rows() -> Iterator[Row]:
             yield Row("trl_trainers", 2, {"kind": kind, "stage": stage})
             yield Row("trl_trainers", 2, {"kind": kind, "stage": stage, "lora": True})
         for package in ("llamafactory", "swift"):
-            for kind, lora in (("sft", False), ("sft", True), ("dpo", True)):
+            for kind, lora in (("sft", False), ("sft", True), ("dpo", False), ("dpo", True)):
                 yield Row(package, 2, {"kind": kind, "stage": stage, **({"lora": True} if lora else {})}, package)
         for kind in ("fabric", "trainer"):
             yield Row("lightning_programs", 2, {"kind": kind, "stage": stage}, "lightning")
