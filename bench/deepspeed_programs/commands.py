@@ -55,7 +55,7 @@ def swift() -> list[str]:
     options = {
         **SHARED, "model": str(FOLDER / "model"), "model_type": "llama", "template": "default", "torch_dtype": "float32", "use_hf": True,
         "tuner_type": "lora" if case().get("lora") else "full", "target_modules": ["q_proj", "v_proj"], "dataset": "train.jsonl", "val_dataset": "held.jsonl",
-        "max_length": 256, "dataset_num_proc": 1, "save_only_model": True,
+        "max_length": 256, "dataset_num_proc": 1, "save_only_model": True, "fp16": False, "bf16": False,
     }
     command = ["swift", "sft"] if kind == "sft" else ["swift", "rlhf", "--rlhf_type", {"reward": "rm"}.get(kind, kind)]
     for name, value in options.items():

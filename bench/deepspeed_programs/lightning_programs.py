@@ -86,9 +86,9 @@ class Batches(Dataset):
         return batch_of(number)
 
 
-def config():
+def config(accumulate=2):
     return {
-        "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2, "gradient_clipping": 1.0, "zero_allow_untested_optimizer": True,
+        "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": accumulate, "gradient_clipping": 1.0, "zero_allow_untested_optimizer": True,
         "zero_optimization": {"stage": STAGE}, "zero_force_ds_cpu_optimizer": False,
     }
 
@@ -116,22 +116,19 @@ def with_fabric(folder):
     class Strategy(DeepSpeedStrategy):
         root_device = CPU
 
-    fabric = Fabric(accelerator=FabricOnCPU(), devices=RANKS, strategy=Strategy(config=config()), precision="32-true")
+    fabric = Fabric(accelerator=FabricOnCPU(), devices=RANKS, strategy=Strategy(config=config(accumulate=1)), precision="32-true")
     fabric.launch()
     torch.manual_seed(1)
     with fabric.init_module():
         model = Predictor()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
     model, optimizer = fabric.setup(model, optimizer)
-    batches, watch, losses = fabric.setup_dataloaders(loader(), use_distributed_sampler=False), Watch(), []
-    for number, tokens in enumerate(batches):
+    watch = Watch()
+    for tokens in fabric.setup_dataloaders(loader(), use_distributed_sampler=False):
         loss = model(tokens)
         fabric.backward(loss, model=model)
-        optimizer.step()
-        losses.append(loss.detach())
-        if number % 2:
-            watch.step(torch.stack(losses).mean(), model._forward_module.get_global_grad_norm())
-            losses = []
+        optimizer.step()  # that of DeepSpeed's optimizer, which has no gradients between micro-batches, and does not tell the engine the norm
+        watch.step(loss, None)
     model.eval()
     with torch.no_grad():
         watch.evaluation(model(batch_of(1000)))

@@ -62,7 +62,8 @@ class Watch:
 
     def step(self, loss: float | torch.Tensor, norm: Any) -> None:
         self.losses.append(mean_over_ranks(loss))
-        self.norms.append(-1.0 if norm is None else float(norm))
+        if norm is not None:
+            self.norms.append(float(norm))
         self.ends.append(time.perf_counter())
 
     def evaluation(self, loss: float | torch.Tensor) -> None:

@@ -35,7 +35,7 @@ from turns import environments_of, in_turn
 ENVIRONMENTS = {
     "newest": ["torch==2.15.0", "transformers==5.24.0", "accelerate==1.15.0", "trl==1.16.0", "peft==0.21.2", "deepspeed==0.19.8", "datasets==5.2.0"],
     "llamafactory": ["torch==2.15.0", "llamafactory==0.9.5", "transformers==5.6.0", "accelerate==1.11.0", "trl==0.24.0", "peft==0.18.1", "deepspeed==0.19.8"],
-    "swift": ["torch==2.15.0", "ms-swift==4.6.0", "transformers==5.19.0", "accelerate==1.15.0", "trl==0.29.1", "peft==0.20.0", "deepspeed==0.19.8"],
+    "swift": ["torch==2.15.0", "ms-swift==4.6.0", "transformers==5.19.0", "accelerate==1.11.0", "trl==0.29.1", "peft==0.20.0", "deepspeed==0.19.8"],
     "lightning": ["torch==2.15.0", "lightning==2.6.6", "deepspeed==0.19.8"],
 }
 OF_DEEPSPEED = {"DS_ACCELERATOR": "cpu", "DS_BUILD_OPS": "0"}
@@ -80,7 +80,7 @@ def rows() -> Iterator[Row]:
             yield Row("trl_trainers", 2, {"kind": kind, "stage": stage})
             yield Row("trl_trainers", 2, {"kind": kind, "stage": stage, "lora": True})
         for package in ("llamafactory", "swift"):
-            for kind, lora in (("sft", False), ("sft", True), ("dpo", True)):
+            for kind, lora in (("sft", False), ("sft", True), ("dpo", False), ("dpo", True)):
                 yield Row(package, 2, {"kind": kind, "stage": stage, **({"lora": True} if lora else {})}, package)
         for kind in ("fabric", "trainer"):
             yield Row("lightning_programs", 2, {"kind": kind, "stage": stage}, "lightning")

@@ -118,7 +118,9 @@ class _Record(Scopes):
 
     def order(self) -> Order:
         has_backward = {visit for opens, kind, visit in self.events if opens and kind == BACKWARD}
-        visits = [Declared(visit.unit.index, backward=number in has_backward, gradients=False) for number, visit in enumerate(self.visits)]
+        visits = [
+            Declared(visit.unit.index, backward=number in has_backward, gradients=False, trains=visit.trains) for number, visit in enumerate(self.visits)
+        ]
         if not has_backward:
             return of_visits([visit.unit.index for visit in self.visits])
         last: dict[int, int] = {}

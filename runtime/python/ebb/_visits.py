@@ -19,6 +19,7 @@ class Declared:
     forward: bool = True
     backward: bool = True
     gradients: bool = True
+    trains: bool = True  # else its forward ran without gradients
 
 
 @dataclass
@@ -67,10 +68,31 @@ def in_turn(visits: list[Declared]) -> list[tuple[int, int, int]]:
     return events + [(opens, BACKWARD, number) for number in backward for opens in (1, 0)]
 
 
+class Expected:
+    """The visits of an Order, and how many of them have come in a round."""
+
+    def __init__(self, order: Order, units: Sequence[Unit]):
+        self.visits = order.visits
+        self.units = [visit.unit for visit in order.visits]
+        self.places_in_backward = order.places_in_backward()
+        several = {unit for unit in self.units if self.units.count(unit) > 1 and not units[unit].keep_whole}
+        self.takes = [visit.gradients and visit.backward and visit.unit in several for visit in order.visits]  # of several of its unit
+        self.next = 0
+
+    def of(self, unit: Unit) -> int | None:
+        """The next visit of the unit."""
+        return next((at for at in range(self.next, len(self.units)) if self.units[at] == unit.index), None)
+
+    def has_one_without_gradients(self, unit: Unit) -> bool:
+        """Whether the unit's next forward is one without gradients, such as a reference's. Nothing is known without an order."""
+        at = self.of(unit)
+        return not self.visits or (at is not None and not self.visits[at].trains)
+
+
 class Visit:
     """One use of a unit in a round: a forward, and the backward that belongs to it."""
 
-    __slots__ = ("unit", "number", "round", "call", "place", "first_node", "is_repeated", "is_spent")
+    __slots__ = ("unit", "number", "round", "call", "place", "first_node", "trains", "is_repeated", "is_spent")
 
     def __init__(self, unit: Unit, number: int, round_number: int, call: int = 0):
         self.unit = unit
@@ -79,6 +101,7 @@ class Visit:
         self.call = call  # of the model
         self.place = -1  # in the declared order of backwards; -1: not declared
         self.first_node = _sequence_number()
+        self.trains = True  # else its forward runs without gradients
         self.is_repeated = False  # in backward, by the node of a function that has run several visits
         self.is_spent = False  # a backward without gradients has gone through this call, and no other has come yet
 

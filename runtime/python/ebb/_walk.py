@@ -29,7 +29,7 @@ from ._library import BACKWARD, FORWARD, RECOMPUTE, SHOW, Error
 from ._saved_tensors import WatchedSaves, function_around
 from ._tensor_faults import is_torchs
 from ._units import Unit
-from ._visits import Order, Scopes, Visit
+from ._visits import Expected, Order, Scopes, Visit
 
 _graph_task = torch._C._current_graph_task_id
 _sequence_number = torch.autograd._get_sequence_nr
@@ -60,9 +60,7 @@ class Walk:
         self.calls_of_round = self.most_calls = 0  # with gradients, before one backward; and the most of any round
         self.shown: set[int] = set()  # the calls that such a backward goes through
         self.failure = ""  # of a forward or backward of the step, in words, because the exception would keep tensors
-        self.declared: list[int] = []  # the units of the declared visits
-        self.takes: list[bool] = []  # of these visits: the unit has several, and this one takes its gradients
-        self.places_in_backward: list[int] = []
+        self.expected = Expected(Order([]), units)  # the declared visits
         self.resident_ends: list[Visit] = []  # of a round whose backward has ended
         # The units that have their saved tensors watched: all at first; later those with a backward that began with a saved tensor.
         self.watch_saved = {unit.index for unit in units if not unit.keep_whole}
@@ -121,9 +119,12 @@ class Walk:
         self.leave_spent()
         trains = torch.is_grad_enabled()
         around = None if trains else function_around()
-        in_step = trains or self.in_round or around is not None
+        trains_here = trains or around is not None
+        # One that the order lacks is an evaluation within the step, because the library would take it for a forward that a backward goes through.
+        in_step = trains_here or (self.in_round and self.expected.has_one_without_gradients(unit))
         self._begin(in_step)
         visit = self._visit_of(unit) if in_step else Visit(unit, 0, self.round, self.calls)
+        visit.trains = trains_here
         if around is not None:
             self.regions.setdefault(around, []).append(visit)
         self.forward = self._open(FORWARD, visit)
@@ -202,23 +203,21 @@ class Walk:
 
     def expect(self, order: Order) -> None:
         """The declared Order of a round."""
-        self.declared = [visit.unit for visit in order.visits]
-        self.places_in_backward = order.places_in_backward()
-        several = {unit for unit in self.declared if self.declared.count(unit) > 1 and not self.units[unit].keep_whole}
-        self.takes = [visit.gradients and visit.backward and visit.unit in several for visit in order.visits]
+        self.expected = Expected(order, self.units)
 
     def _visit_of(self, unit: Unit) -> Visit:
         """The next visit of the unit. Opens and closes those before it that take gradients and have been left out."""
-        at = next((at for at in range(self.next_declared, len(self.declared)) if self.declared[at] == unit.index), None)
+        expected = self.expected
+        at = expected.of(unit)
         if at is None:
             return self._counted(unit, -1)
-        for number in range(self.next_declared, at):
-            if self.takes[number]:
-                left_out = self._counted(self.units[self.declared[number]], self.places_in_backward[number])
+        for number in range(expected.next, at):
+            if expected.takes[number]:
+                left_out = self._counted(self.units[expected.units[number]], expected.places_in_backward[number])
                 self._close(self._open(FORWARD, left_out))
                 self.left_out.append(left_out)
-        self.next_declared = at + 1
-        return self._counted(unit, self.places_in_backward[at])
+        expected.next = at + 1
+        return self._counted(unit, expected.places_in_backward[at])
 
     def _counted(self, unit: Unit, place: int) -> Visit:
         visit = Visit(unit, self.counts[unit.index], self.round, self.calls)
@@ -383,7 +382,7 @@ class Walk:
         self.round += 1
         self.calls_of_round = 0
         self.in_round = False  # a forward with gradients has come, and its backward has not ended
-        self.next_declared = 0
+        self.expected.next = 0
         self.left_out: list[Visit] = []  # of those that take gradients, opened here
         self.resident_visits: list[Visit] = []
         # By the node of a torch.autograd.Function, such as a reentrant checkpoint: the visits that its forward has run without gradients.
@@ -441,7 +440,7 @@ class Walk:
         text = self.failure or f"{type(error).__name__}: {error}"
         if not is_whole:
             self.failure = text
-        return self.scopes.fail(text, "step" if torch.is_grad_enabled() else "evaluation" if is_whole else "", self.declared)
+        return self.scopes.fail(text, "step" if torch.is_grad_enabled() else "evaluation" if is_whole else "", self.expected.units)
 
     def check_whole(self) -> None:
         if self.failure:
@@ -461,13 +460,13 @@ class Walk:
         """Forgets the forwards since the last backward, but not what that backward has left for residents."""
         if not self.in_round:
             return
-        if self.next_declared == len(self.declared) or not any(self.takes):
+        if self.expected.next == len(self.expected.units) or not any(self.expected.takes):
             self._new_round()  # the next forward shows the units again
             return
         # The next forward is the order's next one. What takes the gradients of the forgotten one gets those of the others.
         for index, visits in enumerate(self.pending):
-            declared = [number for number, unit in enumerate(self.declared) if unit == index]
-            self.left_out += [visit for visit in visits if visit.number < len(declared) and self.takes[declared[visit.number]]]
+            declared = [number for number, unit in enumerate(self.expected.units) if unit == index]
+            self.left_out += [visit for visit in visits if visit.number < len(declared) and self.expected.takes[declared[visit.number]]]
             visits.clear()
 
     def watch_less(self) -> None:
