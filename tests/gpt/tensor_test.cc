@@ -245,7 +245,15 @@ TEST(TensorOptions, WhatTensorRanksCannotShareIsRefused) {
   EXPECT_THAT(refused(graphs), HasSubstr("--cuda-graphs on with --tensor 2"));
   graphs.tensor = 1;
   EXPECT_EQ(refused(graphs), "");
-  EXPECT_THAT(refused(OfTensor(3)), HasSubstr("ebb.mesh.tensor"));
+  EXPECT_EQ(refused(OfTensor(3)),
+            "--tensor 3 (ebb.mesh.tensor) does not divide 8 ranks: every 3 ranks share each layer, "
+            "so use a multiple of 3 ranks");
+  Options ranks_follow = OfTensor(3);
+  ranks_follow.ranks_given = false;
+  EXPECT_EQ(refused(ranks_follow), "");
+  EXPECT_EQ(RanksOf(*ResolveConfig(ranks_follow)), 6);
+  ranks_follow.ranks = 2;  // fewer than one data rank needs
+  EXPECT_EQ(RanksOf(*ResolveConfig(ranks_follow)), 3);
   const ScratchFiles files;
   Options muon = OfTensor(2);
   muon.config_file = files.Write(
