@@ -111,6 +111,7 @@ void VisitParts(ModelSpec& model) {
       if (unit == visit.unit) continue;
       forward.back().of_part = true;
       forward.back().output_bytes = 0;
+      forward.back().forward_tensor_bytes = forward.back().backward_tensor_bytes = 0;
     }
   }
   std::vector<ScopeEvent> order;

@@ -57,8 +57,10 @@ class Fields {
     Add(name, parameters, keep_whole, parts, state_block, has_matrices);
   }
   void One(const Visit& visit) {
-    const auto& [unit, output_bytes, forward, backward, gradients, of_part] = visit;
-    Add(unit, output_bytes, forward, backward, gradients, of_part);
+    const auto& [unit, output_bytes, forward, backward, gradients, of_part, forward_tensor_bytes,
+                 backward_tensor_bytes] = visit;
+    Add(unit, output_bytes, forward, backward, gradients, of_part, forward_tensor_bytes,
+        backward_tensor_bytes);
   }
   void One(const ScopeEvent& event) {
     const auto& [opens, backward, recompute, visit] = event;

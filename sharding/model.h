@@ -159,6 +159,9 @@ struct Visit {
   // Set by DivideByDType: to a part, inside of the scope of its unit. Such a visit is none of those
   // that boundaries pass through.
   bool of_part = false;
+  // Bytes that a rank's kernels receive from the other tensor ranks of ebb.mesh (TensorAxis), in the
+  // scopes of one micro-batch: what tables and simulations predict.
+  int64_t forward_tensor_bytes = 0, backward_tensor_bytes = 0;
 };
 
 // A scope opens or closes: a visit's forward, its backward, or a recompute (Step::Recompute), a

@@ -162,7 +162,9 @@ struct Op {
   std::optional<DType> via = {};  // kConvert: rounded to this one on the way
   int scope = -1;                 // kScopes: the newest that is open
   int number = -1;                // in tables; -1: not shown there
-  int64_t bytes = 0;  // collectives: received from or sent to other ranks; else read and written
+  // Collectives: received from or sent to other ranks; kScopes: in the kernels' own collectives
+  // (Visit::forward_tensor_bytes); else read and written.
+  int64_t bytes = 0;
   std::span<const Part> parts = {};  // units of a bucket
   std::span<const Operand> operands = {};
   // kUpdate, kParameterNorms, kCastMasters: by sub-group.

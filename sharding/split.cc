@@ -107,11 +107,18 @@ absl::Status CheckSplit(const ParameterSpec& parameter, int tensor_ranks) {
   }
   const std::vector<int64_t> parts = PartsOf(parameter.shape[split.dimension], split);
   for (size_t p = 0; p < parts.size(); ++p) {
-    if (parts[p] / split.multiple >= tensor_ranks) continue;
+    const int64_t blocks = parts[p] / split.multiple;
+    if (blocks >= tensor_ranks) continue;
+    const std::string of_part = parts.size() > 1
+                                    ? absl::StrCat("part ", p, " of dimension ", split.dimension)
+                                    : absl::StrCat("dimension ", split.dimension);
+    if (blocks == 0)
+      return absl::InvalidArgumentError(
+          absl::StrCat("its split cuts ", of_part, ", which is empty: leave that part out"));
     return absl::InvalidArgumentError(absl::StrCat(
-        "part ", p, " of its split has the size ", parts[p], ", which is ",
-        parts[p] / split.multiple, " multiples of ", split.multiple, " for ", tensor_ranks,
-        " tensor ranks: use at most ", parts[p] / split.multiple, " tensor ranks"));
+        "its split cuts ", of_part, " (", parts[p], ") by multiples of ", split.multiple,
+        ", which is ", blocks, blocks == 1 ? " block" : " blocks", " for ", tensor_ranks,
+        " tensor ranks: use at most ", blocks, blocks == 1 ? " tensor rank" : " tensor ranks"));
   }
   return absl::OkStatus();
 }

@@ -58,7 +58,9 @@ struct TrafficRow {
 
 // Bytes that a step's collectives move from or to other ranks.
 struct CommunicationRow {
-  NameView operation;  // "gather", "gather_secondary", "reduce", "gather_gradient", "exchange"
+  // "gather", "gather_secondary", "reduce", "gather_gradient", "exchange". And "tensor", of the
+  // trainer's kernels (TensorAxis), where they move or predict any (Visit::forward_tensor_bytes).
+  NameView operation;
   uint64_t predicted_bytes = 0, bytes = 0;
 };
 

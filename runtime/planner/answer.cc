@@ -117,18 +117,18 @@ double TokensOfStep(const Question& question, const Resolved& resolved) {
 }
 
 // Adds what the layers exchange in a step.
-void AddExchanges(const Resolved& resolved, std::span<const sharding::KernelWork> work,
-                  const sharding::MachineCosts& costs, PlannedStep& step) {
-  if (resolved.model->tensor_ranks == 1) return;
-  const Pass& pass = resolved.pass;
-  const double rounds =
-      static_cast<double>(pass.micro_batches) / static_cast<double>(pass.micro_batches_per_round);
-  for (const sharding::KernelWork& visit : work) {
-    for (const sharding::TensorExchange* of : {&visit.forward_exchange, &visit.backward_exchange}) {
-      step.tensor_seconds += rounds * costs.SecondsOf(*of);
-      step.tensor_bytes += rounds * of->bytes;
-    }
-  }
+void AddExchanges(const sharding::MachineCosts& costs, PlannedStep& step) {
+  const sharding::Plan& plan = step.plan;
+  step.tensor_bytes = static_cast<double>(plan.BytesOf(sharding::Role::kScopes));
+  if (step.tensor_bytes == 0) return;
+  const auto seconds = [&costs](std::span<const sharding::Op> ops) {
+    double sum = 0;
+    for (const sharding::Op& op : ops)
+      if (op.role == sharding::Role::kScopes) sum += costs.ExchangeSeconds(op);
+    return sum;
+  };
+  step.tensor_seconds =
+      seconds(plan.ops) + (plan.step_rounds - plan.decisions.rounds) * seconds(plan.MiddleRound());
 }
 
 // Nothing: it cannot have more than `enough` tokens a second.
@@ -148,7 +148,7 @@ absl::StatusOr<std::optional<PlannedStep>> StepOf(const Question& question,
       const sharding::MachineCosts costs,
       sharding::MachineCosts::Make(step.plan, machine.ForSimulation(question.ranks), work,
                                    /*caller_awaits_report=*/false));
-  AddExchanges(resolved, work, costs, step);
+  AddExchanges(costs, step);
   step.first = sharding::ListOf(step.plan, /*carrying=*/false);
   const bool carries = step.plan.carries_updates;
   if (carries) step.carrying = sharding::ListOf(step.plan, /*carrying=*/true);

@@ -135,15 +135,17 @@ Answer AnswerForBatch(const Question& question, const Choice& choice, Depth dept
   int64_t all = question.sequences_of_rank(choice.tensor);
   if (const int64_t given = question.micro_batch; given > 0)
     all = std::max<int64_t>(1, all / given) * given;
+  const auto placed = [&](int64_t sequences, int64_t of_round) {
+    return WithGradients(question, WithBatch(config, sequences, all / sequences, of_round),
+                         choice.recompute);
+  };
   const auto answer = [&](int64_t sequences, int64_t of_round, Depth of, double least = 0) {
-    return AnswerFor(
-        question,
-        WithGradients(question, WithBatch(config, sequences, all / sequences, of_round),
-                      choice.recompute),
-        choice.recompute, of, least);
+    return AnswerFor(question, placed(sequences, of_round).config, choice.recompute, of, least);
   };
   const auto fits = [&](int64_t sequences, int64_t of_round) {
-    return answer(sequences, of_round, Depth::kMemory).fits();
+    const PlacedGradients tried = placed(sequences, of_round);
+    return tried.fits ? *tried.fits
+                      : AnswerFor(question, tried.config, choice.recompute, Depth::kMemory).fits();
   };
   std::vector<int64_t> sizes = DivisorsOf(all);
   if (question.micro_batch > 0) sizes = {question.micro_batch};

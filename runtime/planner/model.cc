@@ -76,9 +76,17 @@ class Exchanges {
         received_(static_cast<double>(pass.tokens()) * (model.tensor_ranks - 1) /
                   model.tensor_ranks) {}
 
-  sharding::TensorExchange Forward() const {
+  struct Exchange {
+    double bytes = 0;  // that a rank receives
+    double collectives = 0;
+    friend Exchange operator+(const Exchange& a, const Exchange& b) {
+      return {a.bytes + b.bytes, a.collectives + b.collectives};
+    }
+  };
+
+  Exchange Forward() const {
     constexpr double kNumberBytes = 4;
-    sharding::TensorExchange of;
+    Exchange of;
     if (pass_.sequence_parallel) Add(visit_.tensor_inputs, 1, of);
     Add(visit_.tensor_outputs, pass_.sequence_parallel ? 1 : 2, of);
     if (visit_.tensor_numbers == 0) return of;
@@ -89,20 +97,21 @@ class Exchanges {
     }
     return of;
   }
-  sharding::TensorExchange Backward() const {
-    sharding::TensorExchange of;
+  // A block whose forward runs again there exchanges what that one does, too.
+  Exchange Backward() const {
+    Exchange of;
     Add(visit_.tensor_inputs, 2, of);
     if (pass_.sequence_parallel) Add(visit_.tensor_outputs, 1, of);
-    return of;
+    return visit_.is_block && pass_.recompute ? of + Forward() : of;
   }
 
  private:
   // `times`: an all-reduce brings all elements twice, the others once.
-  void Add(int64_t elements, double times, sharding::TensorExchange& to) const {
+  void Add(int64_t elements, double times, Exchange& to) const {
     const auto number = static_cast<double>(elements);
     AddBytes(times * number * SizeOf(pass_.compute), std::ceil(number / width_), to);
   }
-  void AddBytes(double of_token, double collectives, sharding::TensorExchange& to) const {
+  void AddBytes(double of_token, double collectives, Exchange& to) const {
     to.bytes += of_token * received_;
     to.collectives += collectives;
   }
@@ -111,10 +120,6 @@ class Exchanges {
   const Pass& pass_;
   const double width_, vocabulary_, received_;
 };
-
-sharding::TensorExchange Times(double times, const sharding::TensorExchange& one) {
-  return {.bytes = times * one.bytes, .collectives = times * one.collectives};
-}
 
 // A byte is read for two elements, and 2 bytes of each are written and read.
 constexpr double kBytesOfDequantizing = 4.5;
@@ -201,8 +206,13 @@ absl::StatusOr<ModelSpec> SpecOf(const Model& model, const Pass& pass) {
   spec.workspace_bytes = activations->workspace();
   for (const ModelVisit& visit : model.visits) {
     const int64_t boundary = &visit == &model.visits.back() ? 0 : activations->boundary;
-    spec.forward.push_back(
-        {.unit = static_cast<UnitId>(visit.unit), .output_bytes = is_mixed ? 0 : boundary});
+    Visit& added = spec.forward.emplace_back(
+        Visit{.unit = static_cast<UnitId>(visit.unit), .output_bytes = is_mixed ? 0 : boundary});
+    if (model.tensor_ranks > 1) {
+      const Exchanges exchanges(model, visit, pass);
+      added.forward_tensor_bytes = std::llround(exchanges.Forward().bytes);
+      added.backward_tensor_bytes = std::llround(exchanges.Backward().bytes);
+    }
     if (is_mixed) spec.workspace_bytes += boundary * pass.micro_batches_per_round;
   }
   return spec;
@@ -254,11 +264,8 @@ std::vector<sharding::KernelWork> WorkOf(const Model& model,
                 .caller_backward = (recomputed > 0 ? 3 : 2) * launches};
     if (model.tensor_ranks == 1) continue;
     const Exchanges exchanges(model, *visit, pass);
-    of_visit.forward_exchange = Times(micro_batches, exchanges.Forward());
-    of_visit.backward_exchange = Times(micro_batches, exchanges.Backward());
-    if (recomputed == 0) continue;
-    of_visit.backward_exchange.bytes += of_visit.forward_exchange.bytes;
-    of_visit.backward_exchange.collectives += of_visit.forward_exchange.collectives;
+    of_visit.forward_collectives = micro_batches * exchanges.Forward().collectives;
+    of_visit.backward_collectives = micro_batches * exchanges.Backward().collectives;
   }
   return work;
 }

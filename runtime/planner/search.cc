@@ -86,7 +86,7 @@ absl::StatusOr<Question> With(const Question& question, Quantity quantity, int64
 std::vector<Answer> AnswersOfAll(const Question& question, std::span<const Choice> choices) {
   return AnswersOf(choices.size(), [&](size_t i) {
     const bool recompute = choices[i].recompute;
-    return AnswerFor(question, WithGradients(question, question.With(choices[i]), recompute),
+    return AnswerFor(question, WithGradients(question, question.With(choices[i]), recompute).config,
                      recompute, Depth::kTime);
   });
 }
@@ -231,20 +231,21 @@ absl::StatusOr<Largest> LargestOf(const Question& question, Quantity quantity,
 
 }  // namespace
 
-Config WithGradients(const Question& question, Config config, bool recompute) {
+PlacedGradients WithGradients(const Question& question, Config config, bool recompute) {
   const Tier states = config.optimizer_tier();
   const int64_t of_round = config.ebb.micro_batches_per_round,
                 micro_batches = config.gradient_accumulation_steps;
   if (!UpdatesEarly(config) || states == Tier::kDevice || config.ebb.offload_gradients ||
       (micro_batches > 1 && of_round != 0 && of_round != micro_batches))
-    return config;
+    return {std::move(config), std::nullopt};
   for (const Tier tier : {Tier::kDevice, Tier::kCpu, Tier::kNvme}) {
     if (tier == Tier::kNvme && states != Tier::kNvme) break;
     Config placed = config;
     if (tier != Tier::kCpu) placed.ebb.offload_gradients = tier;  // RAM is the default
-    if (AnswerFor(question, placed, recompute, Depth::kMemory).fits()) return placed;
+    if (AnswerFor(question, placed, recompute, Depth::kMemory).fits())
+      return {std::move(placed), true};
   }
-  return config;
+  return {std::move(config), false};  // in RAM, as was tried
 }
 
 std::vector<Choice> Choices(const Question& question) {

@@ -22,7 +22,11 @@ std::vector<Choice> Choices(const Question& question);
 
 // Updates that are early, and take a step's only round, need no gradients in RAM: the first of the
 // device, RAM and NVMe that fits. Others: as the config says.
-Config WithGradients(const Question& question, Config config, bool recompute);
+struct PlacedGradients {
+  Config config;
+  std::optional<bool> fits;  // none: no place was tried
+};
+PlacedGradients WithGradients(const Question& question, Config config, bool recompute);
 
 // An answer for each choice; if the question has sequences, that of AnswerForBatch.
 std::vector<Answer> AnswerAll(const Question& question);

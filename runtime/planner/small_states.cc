@@ -66,12 +66,15 @@ std::optional<SmallStates> FindSmallStates(const Question& question, const Answe
       if (last && last->stage == choice.stage && last->parameters == choice.parameters &&
           last->states == choice.states)
         continue;
-      Config config = WithGradients(small, small.With(choice), choice.recompute);
-      if (!AnswerFor(small, config, choice.recompute, Depth::kMemory).fits()) continue;
+      PlacedGradients placed = WithGradients(small, small.With(choice), choice.recompute);
+      const auto takes = [&] {
+        return AnswerFor(small, placed.config, choice.recompute, Depth::kMemory).fits();
+      };
+      if (!(placed.fits ? *placed.fits : takes())) continue;
       last = choice;
       tries.push_back({.what = "",
                        .question = &small,
-                       .config = std::move(config),
+                       .config = std::move(placed.config),
                        .recompute = choice.recompute});
     }
     // Those with least on NVMe are fastest, so that most others are not simulated.

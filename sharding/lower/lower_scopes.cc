@@ -7,9 +7,15 @@ void ScopeLowering::EndMoment(Moment::Kind kind, int scope) {
   if (kind == Moment::kClose) std::erase(open_, scope);
   if (open_.empty()) return;
   for (const int open : open_) Add(in_.plan.scopes[open]);
+  const bool goes_on = kind == Moment::kClose;
+  const PlannedScope& newest = in_.plan.scopes[open_.back()];
+  const Visit& visit = in_.model.forward[newest.visit];
+  const int64_t exchanged =
+      newest.backward ? visit.backward_tensor_bytes : visit.forward_tensor_bytes;
   writer_.IssueKernels({.role = Role::kScopes,
                         .stream = StreamId::kCompute,
-                        .goes_on = kind == Moment::kClose,
+                        .bytes = goes_on ? 0 : exchanged * d_.micro_batches_per_round,
+                        .goes_on = goes_on,
                         .scope = open_.back(),
                         .shown = false});
 }

@@ -107,16 +107,19 @@ void MachineCosts::AddReceived(Group group, double bytes, Amounts& amounts) cons
 }
 
 // The cores of a host copy what its ranks exchange, and add it up.
-double MachineCosts::SecondsOf(const TensorExchange& exchange) const {
-  if (exchange.bytes <= 0) return 0;
+double MachineCosts::ExchangeSeconds(const Op& kernels) const {
+  if (kernels.bytes == 0) return 0;
+  const PlannedScope& scope = plan_.scopes[kernels.scope];
+  const KernelWork& work = work_[scope.visit];
   const Group group = GroupOf(Axis::kTensor);
+  const auto bytes = static_cast<double>(kernels.bytes);
   Amounts amounts;
-  AddReceived(group, exchange.bytes, amounts);
-  double seconds = machine_.device_is_host ? 2 * exchange.bytes / machine_.core_bytes : 0;
+  AddReceived(group, bytes, amounts);
+  double seconds = machine_.device_is_host ? 2 * bytes / machine_.core_bytes : 0;
   for (const Resource resource : {Resource::kPeers, Resource::kNetwork})
     if (amounts[resource] > 0)
       seconds = std::max(seconds, amounts[resource] / machine_.rates[resource]);
-  return seconds + exchange.collectives *
+  return seconds + (scope.backward ? work.backward_collectives : work.forward_collectives) *
                        (machine_.collective + (group.ranks - 1) * machine_.collective_rank);
 }
 
@@ -131,10 +134,9 @@ void MachineCosts::AddKernels(const Op& op, Cost& cost) const {
     cost.amounts[Resource::kDevice] = seconds;
     cost.caller_seconds += scope.backward ? work.caller_backward : work.caller_forward;
   }
-  const TensorExchange& exchange = scope.backward ? work.backward_exchange : work.forward_exchange;
-  if (exchange.bytes <= 0) return;
-  AddReceived(GroupOf(Axis::kTensor), exchange.bytes, cost.amounts);
-  cost.seconds = seconds + SecondsOf(exchange);
+  if (op.bytes == 0) return;
+  AddReceived(GroupOf(Axis::kTensor), static_cast<double>(op.bytes), cost.amounts);
+  cost.seconds = seconds + ExchangeSeconds(op);
 }
 
 // The rank with the most work, for which the others wait. The products keep all cores busy.

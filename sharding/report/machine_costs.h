@@ -37,18 +37,14 @@ struct Machine {
   double transfer = 0;         // until a disk answers
 };
 
-// The trainer's layers exchange this over the tensor ranks, on the compute stream (TensorAxis).
-struct TensorExchange {
-  double bytes = 0;  // that a rank receives
-  double collectives = 0;
-};
-
 // Seconds of one visit's scope, all micro-batches of a round: when it runs alone, and the caller's
-// to enqueue it. Exchanges come beside these seconds, because kernels wait for them.
+// to enqueue it. What the kernels exchange over the tensor ranks comes beside these seconds, because
+// they wait for it: the plan has its bytes (Visit::forward_tensor_bytes), this the number of
+// collectives.
 struct KernelWork {
   double forward = 0, backward = 0;
   double caller_forward = 0, caller_backward = 0;
-  TensorExchange forward_exchange = {}, backward_exchange = {};
+  double forward_collectives = 0, backward_collectives = 0;
 };
 
 class MachineCosts : public Costs {
@@ -63,8 +59,8 @@ class MachineCosts : public Costs {
   Amounts rates() const override { return machine_.rates; }
   bool caller_computes() const override { return machine_.device_is_host; }
   bool caller_awaits_report() const override { return awaits_report_; }
-  // An exchange's, with nothing else on its links.
-  double SecondsOf(const TensorExchange& exchange) const;
+  // The exchange over tensor ranks of kernels, with nothing else on its links.
+  double ExchangeSeconds(const Op& kernels) const;
 
  private:
   MachineCosts(const Plan& plan, const Machine& machine, std::span<const KernelWork> work,

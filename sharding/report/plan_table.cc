@@ -189,8 +189,18 @@ constexpr char kLegendOfRecompute[] = "  R1 are the kernels of a recompute of vi
 constexpr char kLegendOfNested[] =
     "  Kernels behind a close are those of the scopes that are still open.\n";
 
+// For units that DivideByDType has divided.
+constexpr char kLegendOfParts[] =
+    "  A name with brackets is a part of a unit: \"block0 [whole]\" are the parameters of block0 "
+    "that "
+    "each tensor rank has whole,\n"
+    "  beside those that are cut over them; \"[fp32]\" are those of another dtype.\n";
+
 std::string Legend(const Plan& plan) {
   std::string legend = kLegend;
+  if (std::any_of(plan.unit_names.begin(), plan.unit_names.end(),
+                  [](const std::string& name) { return name.ends_with(']'); }))
+    absl::StrAppend(&legend, kLegendOfParts);
   if (std::any_of(plan.scopes.begin(), plan.scopes.end(),
                   [](const PlannedScope& scope) { return scope.recompute; }))
     absl::StrAppend(&legend, kLegendOfRecompute);
@@ -204,11 +214,13 @@ std::string Legend(const Plan& plan) {
 
 std::string PlanHeadline(const Plan& plan) {
   const std::string_view timing = Name(plan.decisions.timing);
+  const int tensor = plan.decisions.tensor_ranks();
   return absl::StrFormat(
-      "Plan of a step: %d ranks, stage %d, %d rounds of %d micro-batches, updates %s (%s)\n",
-      plan.decisions.world, plan.decisions.stage, plan.step_rounds,
-      plan.decisions.micro_batches_per_round, absl::string_view(timing.data(), timing.size()),
-      plan.decisions.timing_reason);
+      "Plan of a step: %d ranks%s, stage %d, %d rounds of %d micro-batches, updates %s (%s)\n",
+      plan.decisions.verdict_ranks,
+      tensor > 1 ? absl::StrCat(" (", plan.decisions.world, " data x ", tensor, " tensor)") : "",
+      plan.decisions.stage, plan.step_rounds, plan.decisions.micro_batches_per_round,
+      absl::string_view(timing.data(), timing.size()), plan.decisions.timing_reason);
 }
 
 std::string PlanTable(const Plan& plan) {

@@ -45,11 +45,15 @@ std::vector<CommunicationRow> CommunicationRows(BytesOfRole predicted, BytesOfRo
     }
     return sum;
   };
-  return {row("gather", {Role::kGather, Role::kRefresh}),
-          row("gather_secondary", {Role::kGatherSecondary}),
-          row("reduce", {Role::kSumTensor, Role::kReduce, Role::kAllReduce}),
-          row("gather_gradient", {Role::kGatherGradient}),
-          row("exchange", {Role::kExchange, Role::kExchangeNorms})};
+  std::vector<CommunicationRow> rows = {
+      row("gather", {Role::kGather, Role::kRefresh}),
+      row("gather_secondary", {Role::kGatherSecondary}),
+      row("reduce", {Role::kSumTensor, Role::kReduce, Role::kAllReduce}),
+      row("gather_gradient", {Role::kGatherGradient}),
+      row("exchange", {Role::kExchange, Role::kExchangeNorms})};
+  const CommunicationRow tensor = row("tensor", {Role::kScopes});
+  if (tensor.predicted_bytes + tensor.bytes > 0) rows.push_back(tensor);
+  return rows;
 }
 
 std::vector<CommunicationRow> PredictCommunication(const Plan& plan) {

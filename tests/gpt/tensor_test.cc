@@ -5,6 +5,7 @@
 #include <cmath>
 #include <map>
 #include <mutex>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,9 +13,11 @@
 #include "absl/strings/str_cat.h"
 #include "command_line/configuration.h"
 #include "ops_fixture.h"
+#include "report/tables.h"
 #include "scratch_files.h"
 #include "stop.h"
 #include "tests/full.h"
+#include "tests/trace/trace_events.h"
 #include "trainer.h"
 #include "training.h"
 
@@ -54,8 +57,16 @@ double LargestRelativeDifference(const nlohmann::json& a, const nlohmann::json& 
   return largest;
 }
 
+// That a rank's layers have received from other tensor ranks in the last step; 0: there is no row.
+int64_t TensorBytes(const nlohmann::json& summary) {
+  for (const auto& row : summary["communication"])
+    if (row["operation"] == "tensor") return row["bytes"].get<int64_t>();
+  return 0;
+}
+
 TEST(TensorTraining, LossesAndNormsAreThoseOfWholeLayers) {
   const nlohmann::json whole = Train(Cut(1));
+  EXPECT_EQ(TensorBytes(whole), 0);
   ASSERT_EQ(whole["losses"].size(), 20u);
   for (const int tensor : {2, 3, 4}) {
     for (const bool sequence_parallel : {false, true}) {
@@ -69,6 +80,40 @@ TEST(TensorTraining, LossesAndNormsAreThoseOfWholeLayers) {
       EXPECT_EQ(cut["tokens_per_step"], whole["tokens_per_step"]);
       EXPECT_EQ(cut["parameters"], whole["parameters"]);
       ExpectMemoryAsPredicted(cut);
+      EXPECT_GT(TensorBytes(cut), 0);
+      ExpectCommunicationAsPredicted(cut);
+    }
+  }
+}
+
+// Each is inside of the span of a scope, or between two.
+TEST(TensorTraining, CollectivesOfLayersAreSpansOfTheComputeLine) {
+  for (const bool sequence_parallel : {false, true}) {
+    const ScratchFiles files;
+    const std::string path = files.Path("trace.json");
+    SmallRun recipe = Cut(2, sequence_parallel);
+    recipe.steps = 2;
+    recipe.ebb = absl::StrCat(R"({"trace": ")", path, "\"}");
+    const nlohmann::json summary = Train(recipe);
+    const auto tracks = ReadTraceEvents(path);
+    ASSERT_TRUE(tracks.ok()) << tracks.status();
+    std::set<std::string> names;
+    std::map<int64_t, int64_t> bytes;  // of the second step, by rank
+    for (const auto& [id, track] : *tracks) {
+      if (track.name != "compute") continue;
+      for (const TraceSpan& span : track.spans) {
+        if (!span.name.starts_with("All") && !span.name.starts_with("ReduceScatter")) continue;
+        names.insert(span.name);
+        if (span.step == 2) bytes[id.first] += span.bytes;
+      }
+    }
+    EXPECT_EQ(bytes.size(), 4u);
+    for (const auto& [rank, of_rank] : bytes) EXPECT_EQ(of_rank, TensorBytes(summary)) << rank;
+    EXPECT_TRUE(names.contains("AllReduce embedding"));
+    for (const char* block : {" block0", " block1"}) {
+      EXPECT_NE(names.contains(absl::StrCat("AllReduce", block)), sequence_parallel);
+      EXPECT_EQ(names.contains(absl::StrCat("AllGather", block)), sequence_parallel);
+      EXPECT_EQ(names.contains(absl::StrCat("ReduceScatter", block)), sequence_parallel);
     }
   }
 }
@@ -245,7 +290,15 @@ TEST(TensorOptions, WhatTensorRanksCannotShareIsRefused) {
   EXPECT_THAT(refused(graphs), HasSubstr("--cuda-graphs on with --tensor 2"));
   graphs.tensor = 1;
   EXPECT_EQ(refused(graphs), "");
-  EXPECT_THAT(refused(OfTensor(3)), HasSubstr("ebb.mesh.tensor"));
+  EXPECT_EQ(refused(OfTensor(3)),
+            "--tensor 3 (ebb.mesh.tensor) does not divide 8 ranks: every 3 ranks share each layer, "
+            "so use a multiple of 3 ranks");
+  Options ranks_follow = OfTensor(3);
+  ranks_follow.ranks_given = false;
+  EXPECT_EQ(refused(ranks_follow), "");
+  EXPECT_EQ(RanksOf(*ResolveConfig(ranks_follow)), 6);
+  ranks_follow.ranks = 2;  // fewer than one data rank needs
+  EXPECT_EQ(RanksOf(*ResolveConfig(ranks_follow)), 3);
   const ScratchFiles files;
   Options muon = OfTensor(2);
   muon.config_file = files.Write(
@@ -263,6 +316,25 @@ TEST(TensorOptions, RanksAreCountedByAxis) {
   EXPECT_EQ(config->train_batch_size, 4);
   EXPECT_EQ(RanksOf(*config), 8);
   EXPECT_EQ(RanksText(options, *config), "8 ranks: 2 data x 4 tensor");
+}
+
+TEST(TensorOptions, ThePlanNamesTheAxesAndTheirBytes) {
+  using ::testing::AllOf;
+  using ::testing::HasSubstr;
+  Options options = OfTensor(4);
+  options.show_plan = ShowPlan::kOperations;
+  const auto plan = PlanningText(options);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_THAT(*plan, AllOf(HasSubstr("8 ranks: 2 data x 4 tensor on the CPU"),
+                           HasSubstr("Plan of a step: 8 ranks (2 data x 4 tensor), stage 3"),
+                           HasSubstr("\"block0 [whole]\" are the parameters of block0 that each"),
+                           ::testing::ContainsRegex("\ntensor +[1-9]")));
+  options.tensor = 1;
+  const auto whole = PlanningText(options);
+  ASSERT_TRUE(whole.ok()) << whole.status();
+  EXPECT_THAT(*whole,
+              AllOf(HasSubstr("Plan of a step: 8 ranks, stage 3"),
+                    ::testing::Not(HasSubstr("[whole]")), ::testing::Not(HasSubstr("\ntensor "))));
 }
 
 // Its plan is that of a model that says nothing of tensor ranks.

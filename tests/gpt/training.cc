@@ -19,11 +19,17 @@ void ExpectMemoryAsPredicted(const nlohmann::json& summary) {
   }
 }
 
+void ExpectCommunicationAsPredicted(const nlohmann::json& summary) {
+  for (const auto& row : summary["communication"])
+    EXPECT_EQ(row["predicted_bytes"], row["bytes"]) << row;
+}
+
 void ExpectSameAsPredicted(const nlohmann::json& summary, const nlohmann::json& expected) {
   EXPECT_EQ(summary["parameter_digest"], expected["parameter_digest"]);
   EXPECT_EQ(summary["losses"], expected["losses"]);
   ExpectMemoryAsPredicted(summary);
   for (const auto& row : summary["traffic"]) EXPECT_EQ(row["predicted_bytes"], row["bytes"]) << row;
+  ExpectCommunicationAsPredicted(summary);
 }
 
 nlohmann::json RunRanks(const SmallRun& recipe,

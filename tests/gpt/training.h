@@ -34,7 +34,9 @@ struct SmallRun {
 
 // The memory that was predicted. The driver's bytes are measured.
 void ExpectMemoryAsPredicted(const nlohmann::json& summary);
-// The bits of `expected`, with the memory and the traffic that were predicted.
+// The bytes that a rank has received from others.
+void ExpectCommunicationAsPredicted(const nlohmann::json& summary);
+// The bits of `expected`, with the memory and all bytes moved that were predicted.
 void ExpectSameAsPredicted(const nlohmann::json& summary, const nlohmann::json& expected);
 
 // Calls `of_rank` in a thread for each rank. An error fails the test. Returns the summary that they

@@ -181,26 +181,30 @@ sharding::KernelWork WorkOfBlock(const Model& model, const Pass& pass) {
   const ModelVisit* const block = &model.visits[1];
   return WorkOf(model, {&block, 1}, pass, {.flops = 1e14})[0];
 }
+Visit VisitOfBlock(const Model& model, const Pass& pass) {
+  return SpecOf(model, pass)->forward[1];
+}
 
 // Two all-reduces a block and direction, or an all-gather and a reduce-scatter in the place of each.
 TEST(TensorRanks, ExchangeTheRowsOfABlock) {
   const ModelShape shape = *ShapeOfName("llama-2-7b");
   Pass pass{.context = 4096};
-  const auto all_reduces = static_cast<double>(2 * 2 * 3 * pass.tokens() * shape.width * 2) / 4;
+  const int64_t all_reduces = 2 * 2 * 3 * pass.tokens() * shape.width * 2 / 4;
   const sharding::KernelWork one = WorkOfBlock(ModelOf(shape), pass),
                              whole = WorkOfBlock(ModelOf(shape, 4), pass);
-  EXPECT_EQ(one.forward_exchange.bytes, 0);
+  EXPECT_EQ(VisitOfBlock(ModelOf(shape), pass).forward_tensor_bytes, 0);
   EXPECT_DOUBLE_EQ(whole.forward, one.forward / 4);
-  EXPECT_EQ(whole.forward_exchange.bytes, all_reduces);
-  EXPECT_EQ(whole.backward_exchange.bytes, all_reduces);
-  EXPECT_EQ(whole.forward_exchange.collectives, 2);
+  Visit visit = VisitOfBlock(ModelOf(shape, 4), pass);
+  EXPECT_EQ(visit.forward_tensor_bytes, all_reduces);
+  EXPECT_EQ(visit.backward_tensor_bytes, all_reduces);
+  EXPECT_EQ(whole.forward_collectives, 2);
   pass.sequence_parallel = true;
-  const sharding::KernelWork rows = WorkOfBlock(ModelOf(shape, 4), pass);
-  EXPECT_EQ(rows.forward_exchange.bytes, all_reduces);
-  EXPECT_EQ(rows.forward_exchange.collectives, 4);
-  EXPECT_EQ(rows.backward_exchange.bytes, 1.5 * all_reduces);  // inputs are gathered again
+  visit = VisitOfBlock(ModelOf(shape, 4), pass);
+  EXPECT_EQ(visit.forward_tensor_bytes, all_reduces);
+  EXPECT_EQ(WorkOfBlock(ModelOf(shape, 4), pass).forward_collectives, 4);
+  EXPECT_EQ(visit.backward_tensor_bytes, 3 * all_reduces / 2);  // inputs are gathered again
   pass.recompute = true;
-  EXPECT_EQ(WorkOfBlock(ModelOf(shape, 4), pass).backward_exchange.bytes, 2.5 * all_reduces);
+  EXPECT_EQ(VisitOfBlock(ModelOf(shape, 4), pass).backward_tensor_bytes, 5 * all_reduces / 2);
 }
 
 double MovedOver(const Answer& answer, sharding::Resource link) {

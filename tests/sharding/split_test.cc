@@ -35,8 +35,12 @@ TEST(Split, FirstRanksHaveOneMultipleMore) {
   // Three heads of the first part and one of the second, over one rank and over two.
   EXPECT_EQ(BlockShape(shape, heads, 0, 1), (std::vector<int64_t>{16, 2}));
   EXPECT_OK(CheckSplit(Cut({16, 2}, {.dimension = 0, .parts = {12, 4}, .multiple = 2}), 2));
-  EXPECT_THAT(CheckSplit(Cut({16, 2}, heads), 2),
-              Says("part 1 of its split has the size 4, which is 1 multiples of 4"));
+  EXPECT_THAT(
+      CheckSplit(Cut({16, 2}, heads), 2),
+      Says("its split cuts part 1 of dimension 0 (4) by multiples of 4, which is 1 block for 2 "
+           "tensor ranks: use at most 1 tensor rank"));
+  EXPECT_THAT(CheckSplit(Cut({16, 2}, {.dimension = 0, .parts = {16, 0}}), 2),
+              Says("part 1 of dimension 0, which is empty: leave that part out"));
   const Split sizes = {.dimension = 0, .sizes = {1, 12, 3}};
   EXPECT_EQ(RunsOf(shape, sizes, 2, 3, 0, 6), (std::vector<BlockRun>{{26, 0, 6}}));
 }

@@ -96,6 +96,16 @@ absl::Status CheckHostMemory(const Options& options) {
       *options.host_memory, CheckpointBytes(options) >> 20));
 }
 
+// Without --ranks there are as many as --tensor needs.
+absl::Status CheckRanks(const Options& options) {
+  const int64_t tensor = options.tensor.value_or(1), ranks = options.ranks;
+  if (!options.ranks_given || ranks % tensor == 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("--tensor ", tensor, " (ebb.mesh.tensor) does not divide ", ranks,
+                   ranks == 1 ? " rank" : " ranks", ": every ", tensor,
+                   " ranks share each layer, so use a multiple of ", tensor, " ranks"));
+}
+
 absl::Status CheckTensor(const Options& options, const Config& config) {
   const int64_t tensor = config.ebb.mesh.tensor;
   if (tensor <= 1) return absl::OkStatus();
@@ -249,6 +259,7 @@ absl::StatusOr<Config> OverriddenConfig(const Options& options) {
   if (!tiers[0].ok()) seen.zero.offload_param.device = Tier::kDevice;
   if (!tiers[1].ok()) seen.zero.offload_optimizer.device = Tier::kDevice;
   absl::Status wrong = config.status();
+  if (wrong.ok()) wrong = CheckRanks(options);
   if (wrong.ok()) wrong = seen.ForWorld(WorldOf(options, seen)).status();
   if (options.nvme_paths.empty() && LacksFolder(wrong)) wrong = WithFolder(wrong);
   GPT_RETURN_IF_ERROR(AllOf({wrong, CheckHostMemory(options), CheckRates(options, seen), tiers[0],
@@ -263,8 +274,11 @@ absl::StatusOr<Config> ResolveConfig(const Options& options) {
                                              CheckpointBytes(options) >> 20));
   const int ranks = WorldOf(options, config);
   if (ranks != options.ranks) {
-    config.remarks.push_back(absl::StrCat("the batch sizes of the configuration need ", ranks,
-                                          ranks == 1 ? " rank" : " ranks"));
+    const bool by_tensor = options.tensor && config.train_batch_size == 0;
+    config.remarks.push_back(
+        absl::StrCat(by_tensor ? absl::StrCat("--tensor ", *options.tensor, " makes ")
+                               : "the batch sizes of the configuration need ",
+                     ranks, ranks == 1 ? " rank" : " ranks"));
   }
   return config.ForWorld(ranks);
 }

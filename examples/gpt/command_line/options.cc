@@ -177,10 +177,10 @@ void AddTraining(CLI::App& app, Options& o) {
       or_file(1), CountOrAll());
   s.Add("--ranks", o.ranks, "N",
         "ranks, as threads of this process; under mpirun, torchrun or srun each process is a rank",
-        absl::StrCat(o.ranks, ", or what the configuration's batch sizes need"),
+        absl::StrCat(o.ranks, ", or what --tensor and the configuration's batch sizes need"),
         Whole(1, kRanksMax));
   s.Add("--tensor", o.tensor, "N",
-        "tensor ranks: consecutive ranks that share each layer; the others take other samples",
+        "tensor ranks: N consecutive ranks share each layer and its samples; N divides the ranks",
         or_file(1), Whole(1, kRanksMax));
   s.AddFlag("--sequence-parallel", o.sequence_parallel,
             "between the layers that tensor ranks share, each has its own part of every sequence");

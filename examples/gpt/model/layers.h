@@ -74,6 +74,9 @@ class Layers {
   // All tensor ranks take as many.
   static int64_t WorkspaceBytes(const Processor& processor, const GptShape& shape,
                                 const Options& options);
+  // `recompute`: a block's forward runs again before its backward.
+  static ExchangedBytes Exchanged(const Processor& processor, const GptShape& shape,
+                                  const Options& options, bool recompute);
   // `workspace` is device memory that outlives the layers and is theirs alone. `tensor`: the axis of
   // Options::tensor.ranks ranks.
   static absl::StatusOr<std::unique_ptr<Layers>> Create(const Device& device, const Gpt& gpt,

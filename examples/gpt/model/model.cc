@@ -148,11 +148,18 @@ Gpt Declare(const GptOptions& options, ModelSpec& spec) {
          .down = add.Linear(unit, name + ".down", width, 4 * width, residual, down)});
   }
 
-  spec.forward.push_back({.unit = gpt.embedding, .output_bytes = options.boundary_bytes});
+  const ExchangedBytes& exchanged = options.exchanged;
+  spec.forward.push_back({.unit = gpt.embedding,
+                          .output_bytes = options.boundary_bytes,
+                          .forward_tensor_bytes = exchanged.embedding,
+                          .backward_tensor_bytes = exchanged.embedding_backward});
   for (const BlockIds& block : gpt.blocks) {
-    spec.forward.push_back({.unit = block.unit, .output_bytes = options.boundary_bytes});
+    spec.forward.push_back({.unit = block.unit,
+                            .output_bytes = options.boundary_bytes,
+                            .forward_tensor_bytes = exchanged.block,
+                            .backward_tensor_bytes = exchanged.block_backward});
   }
-  spec.forward.push_back({.unit = gpt.embedding});
+  spec.forward.push_back({.unit = gpt.embedding, .backward_tensor_bytes = exchanged.head});
   return gpt;
 }
 

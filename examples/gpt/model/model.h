@@ -62,12 +62,20 @@ struct Gpt {
   std::vector<BlockIds> blocks;
 };
 
+// Bytes that a rank's layers receive from other tensor ranks, for one micro-batch of a step.
+struct ExchangedBytes {
+  int64_t embedding = 0, block = 0;  // forward
+  int64_t embedding_backward = 0, block_backward = 0;
+  int64_t head = 0;  // of its backward, which computes the loss, too; it has no forward
+};
+
 struct GptOptions {
   GptShape shape;
   uint64_t seed = 1;              // of the initial values
   int64_t boundary_bytes = 0;     // a micro-batch's activations between two visits
   std::string vector_group = "";  // parameter group of norms and biases
   TensorSplit tensor = {};
+  ExchangedBytes exchanged = {};
 };
 
 // Adds the model to `spec`.

@@ -48,17 +48,18 @@ absl::StatusOr<Workload> WorkloadOf(const Options& options, const Config& config
         "the batch or the model smaller"));
   }
   const int64_t rows = work.sequences * shape.context;
+  work.layers = {.compute = config.compute,
+                 .sequences = work.sequences,
+                 .slots = options.recompute ? 1 : per_round * shape.layers,
+                 .tensor = tensor};
   work.gpt = Declare(
       {.shape = shape,
        .seed = options.seed,
        .boundary_bytes = rows / tensor.row_parts() * shape.width * SizeOf(config.compute),
        .vector_group = config.ebb.parameter_groups.contains(kVectorGroup) ? kVectorGroup : "",
-       .tensor = tensor},
+       .tensor = tensor,
+       .exchanged = Layers::Exchanged(processor, shape, work.layers, options.recompute)},
       work.spec);
-  work.layers = {.compute = config.compute,
-                 .sequences = work.sequences,
-                 .slots = options.recompute ? 1 : per_round * shape.layers,
-                 .tensor = tensor};
   // For each micro-batch of a round: forward, forward again in backward, and backward, which writes
   // gradients or adds to them. And the evaluation's forward.
   work.passes = shape.layers * (per_round * (options.recompute ? 4 : 3) + 1);

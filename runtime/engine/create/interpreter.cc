@@ -47,7 +47,7 @@ Interpreter::Interpreter(EngineMembers& engine)
       scopes(core, progress, runner, state, notices, views, engine.messages, *engine.ranges,
              engine.timeline, callers_core),
       paused(core, progress, runner, scopes, notices, engine.messages, view_errors),
-      tensor(core, engine.peers),
+      tensor(core, engine.peers, progress, runner, engine.timeline),
       barrier(core, engine.peers, outcome),
       suspension(core, engine.collective_pools, engine.peers, outcome, runner, barrier),
       reads(core, engine.state_names, state, issuer, *engine.verifier, callers_core),

@@ -9,7 +9,7 @@ namespace ebb {
 absl::Status DeviceSpans::Reserve(int spans) {
   const size_t most = under_way_.size() + static_cast<size_t>(spans);
   under_way_.reserve(most);
-  waits_.resize(static_cast<size_t>(sharding::kStreams));
+  waits_.resize(sharding::kStreams + 1);
   return clock_->Reserve(static_cast<int>(most));
 }
 

@@ -37,7 +37,7 @@ class DeviceSpans {
   const std::unique_ptr<SpanClock> clock_;
   Timeline& timeline_;
   std::vector<UnderWay> under_way_;  // in the order of the calls
-  std::vector<uint8_t> waits_;       // by track, which is a sharding::StreamId
+  std::vector<uint8_t> waits_;       // by track: a sharding::StreamId, or one more for kernels
 };
 
 }  // namespace ebb

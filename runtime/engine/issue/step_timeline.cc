@@ -1,5 +1,6 @@
 #include "ebb/runtime/engine/issue/step_timeline.h"
 
+#include <algorithm>
 #include <mutex>
 #include <set>
 #include <string>
@@ -8,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/comm/call_order.h"
+#include "ebb/runtime/engine/device_reach.h"
 #include "ebb/runtime/trace/log.h"
 
 namespace ebb {
@@ -35,6 +37,9 @@ absl::Status StepTimeline::Make(const sharding::Plan& plan) {
     timeline_->AddTrack(std::string(sharding::Name(static_cast<sharding::StreamId>(s))));
   EBB_ASSIGN_OR_RETURN(std::unique_ptr<SpanClock> clock, inputs_.device.NewSpanClock());
   if (clock != nullptr) device_spans_ = std::make_unique<DeviceSpans>(std::move(clock), *timeline_);
+  // Scopes are on the compute line by the host's clock, which a device's spans would overlap.
+  if (device_spans_ != nullptr && inputs_.config.ebb.mesh.tensor > 1)
+    kernels_track_ = timeline_->AddTrack("compute on the device");
   tracer_.emplace(inputs_.model.units, *timeline_, device_spans_.get());
   if (device_spans_ == nullptr) return absl::OkStatus();
   // The host is two steps ahead of the device at most.
@@ -53,13 +58,37 @@ void StepTimeline::Add(const TraceLabel& step, const char* operation, std::strin
                   .evaluation = step.evaluation});
 }
 
+int64_t StepTimeline::Begin(const TraceLabel& step, Stream& compute) {
+  if (timeline_ == nullptr || !step.shown) return 0;
+  ++begun_;
+  if (device_spans_ != nullptr && RunsOnDevice(compute)) return device_spans_->Begin(compute);
+  return Timeline::NowNs();  // the host's compute stream is this thread
+}
+
+void StepTimeline::End(const TraceLabel& step, int64_t begun, const char* operation,
+                       std::string_view subject, int64_t bytes, Stream& compute) {
+  if (timeline_ == nullptr || !step.shown) return;
+  Timeline::Span span = {.operation = operation,
+                         .subject = subject,
+                         .track = kernels_track_,
+                         .step = step.step,
+                         .evaluation = step.evaluation,
+                         .bytes = bytes};
+  if (device_spans_ != nullptr && RunsOnDevice(compute))
+    return device_spans_->End(static_cast<int>(begun), compute, span);
+  span.begin_ns = begun;
+  span.end_ns = Timeline::NowNs();
+  timeline_->Add(span);
+}
+
 // A device that has no room for more events has failed by now, or will say so elsewhere: a timeline
 // is no reason to fail.
 void StepTimeline::Collect(int64_t next) {
   if (device_spans_ == nullptr) return;
   device_spans_->Collect();
   if (next == 0) return;
-  const absl::Status reserved = device_spans_->Reserve(static_cast<int>(next));
+  begun_most_ = std::max(begun_most_, std::exchange(begun_, 0));
+  const absl::Status reserved = device_spans_->Reserve(static_cast<int>(next + begun_most_));
   if (!reserved.ok()) {
     WarnOnce(inputs_.given_world,
              absl::StrCat("operations are missing from the timeline ", inputs_.config.ebb.trace),

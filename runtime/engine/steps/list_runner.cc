@@ -84,6 +84,11 @@ void ListRunner::EndKernels(int op) {
   core_.order.Leave(*progress_.list, op, progress_.parity);
 }
 
+void ListRunner::CountOfKernels(int64_t bytes) {
+  if (progress_.alive && !progress_.evaluation)
+    moved_[progress_.parity].Add(sharding::Role::kScopes, bytes);
+}
+
 void ListRunner::Drain() {
   if (!carries_) return;
   carries_ = false;

@@ -37,6 +37,8 @@ class ListRunner {
   bool UpdateHasStarted(int unit) const;
   void StartKernels(int op);
   void EndKernels(int op);
+  // The trainer's kernels have exchanged these bytes with other tensor ranks.
+  void CountOfKernels(int64_t bytes);
 
   // Updates of the last step are still to be done: until this step has finished, or was drained.
   bool carries() const { return carries_; }

@@ -1,8 +1,10 @@
 #include "ebb/runtime/engine/steps/tensor_calls.h"
 
+#include <algorithm>
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/base/name_view.h"
 #include "ebb/runtime/engine/device_reach.h"
 #include "ebb/runtime/engine/engine_inputs.h"
 #include "ebb/runtime/engine/issue/engine_streams.h"
@@ -58,7 +60,14 @@ int TensorCalls::size() const {
   return along == nullptr ? 1 : along->size();
 }
 
-void TensorCalls::Run(CallKind kind, std::string_view name, const absl::Status& fits,
+std::string_view TensorCalls::OpenUnit() const {
+  const auto newest = std::find_if(progress_.open.rbegin(), progress_.open.rend(),
+                                   [](const OpenScope& scope) { return scope.whole == 0; });
+  if (newest == progress_.open.rend()) return "";
+  return core_.inputs.model.units[newest->unit].name;
+}
+
+void TensorCalls::Run(CallKind kind, const char* name, const absl::Status& fits,
                       const CollectiveSpan& span,
                       absl::FunctionRef<absl::Status(Communicator&, Stream&)> call) {
   core_.calls.NoteInStep(kind);
@@ -67,13 +76,20 @@ void TensorCalls::Run(CallKind kind, std::string_view name, const absl::Status& 
   const bool shows = span.send != nullptr && span.receive != nullptr;
   absl::Status status = fits;
   if (status.ok() && !shows && span.count > 0)
-    status = absl::InvalidArgumentError(
-        absl::StrCat("TensorAxis::", std::string(name), " of an empty view"));
+    status = absl::InvalidArgumentError(absl::StrCat("TensorAxis::", name, " of an empty view"));
   span_ = span;
+  const int64_t before = along.bytes_enqueued(), begun = timeline_.Begin(progress_.trace, stream);
   if (status.ok()) status = call(along, stream);
+  const int64_t bytes = along.bytes_enqueued() - before;
+  const std::string_view unit = OpenUnit();
+  timeline_.End(progress_.trace, begun, name, unit, bytes, stream);
+  runner_.CountOfKernels(bytes);
   peers_.NoteCollective(along, std::move(status), core_.errors);
-  const auto note = [this, &along, name] {
-    peers_.NoteIfBroken(along, [&] { return absl::StrCat("TensorAxis::", std::string(name)); });
+  const auto note = [this, &along, name, unit] {
+    peers_.NoteIfBroken(along, [&] {
+      return absl::StrCat("TensorAxis::", name,
+                          unit.empty() ? "" : absl::StrCat(" in unit '", NameView(unit), "'"));
+    });
   };
   if (RunsOnDevice(stream)) {
     note();

@@ -1,6 +1,8 @@
 #include "ebb/runtime/planner/program/model_arguments.h"
 
 #include <algorithm>
+#include <filesystem>
+#include <system_error>
 #include <utility>
 
 #include "CLI/CLI.hpp"
@@ -32,6 +34,10 @@ absl::StatusOr<ModelShape> WithSizes(ModelShape shape, const ModelShape& given) 
   return Complete(std::move(shape));
 }
 
+absl::StatusOr<ModelShape> ShapeOfFile(const std::string& path) {
+  return ReadAs(path, [&](const std::string& text) { return ShapeOfConfigJson(text, path); });
+}
+
 }  // namespace
 
 bool ModelArguments::names_model() const {
@@ -44,12 +50,11 @@ absl::StatusOr<Model> ModelOf(const ModelArguments& arguments, int tensor_ranks)
         "no model: give --model NAME, --config-json FILE, --safetensors FILE or --layers, --width "
         "and --heads");
   if (tensor_ranks > 1 && !arguments.safetensors.empty())
-    return absl::InvalidArgumentError(
-        "tensor ranks need a model by name, a config.json or sizes: --safetensors files do not say "
-        "how its parameters are cut");
+    return ModelOfConfigBeside(arguments, tensor_ranks);
   if (tensor_ranks > 1 && !arguments.quantization.empty())
     return absl::InvalidArgumentError(
-        "tensor ranks cannot cut a base of 4 bits: leave --quantized or --tensor out");
+        "tensor ranks cannot cut a base of 4 bits, whose bytes bitsandbytes packs over rows: leave "
+        "--quantized or --tensor out");
   if (!arguments.safetensors.empty())
     return ModelOfSafetensors(arguments.safetensors, arguments.trainable);
   if (!arguments.trainable.empty())
@@ -58,9 +63,7 @@ absl::StatusOr<Model> ModelOf(const ModelArguments& arguments, int tensor_ranks)
         "sizes give --lora-rank");
   ModelShape shape{.name = "a gated transformer", .vocabulary = 32000, .context = 1 << 20};
   if (!arguments.config_json.empty()) {
-    EBB_ASSIGN_OR_RETURN(shape, ReadAs(arguments.config_json, [&](const std::string& text) {
-                           return ShapeOfConfigJson(text, arguments.config_json);
-                         }));
+    EBB_ASSIGN_OR_RETURN(shape, ShapeOfFile(arguments.config_json));
   } else if (!arguments.name.empty()) {
     EBB_ASSIGN_OR_RETURN(shape, ShapeOfName(arguments.name));
   }
@@ -72,6 +75,35 @@ absl::StatusOr<Model> ModelOf(const ModelArguments& arguments, int tensor_ranks)
   if (!arguments.adapter_modules.empty()) adapters.modules = arguments.adapter_modules;
   EBB_ASSIGN_OR_RETURN(model, WithAdapters(std::move(model), adapters));
   return arguments.quantization.empty() ? model : WithQuantizedBase(std::move(model));
+}
+
+// The headers of the files are read, too: they say whether the config.json is theirs.
+absl::StatusOr<Model> ModelOfConfigBeside(const ModelArguments& arguments, int tensor_ranks) {
+  const std::string& first = arguments.safetensors.front();
+  const std::string config = std::filesystem::path(first).replace_filename("config.json");
+  const auto wrong = [&](const std::string& why) {
+    return absl::InvalidArgumentError(absl::StrCat("tensor ranks of ", first, ": ", why));
+  };
+  if (std::error_code error; !std::filesystem::exists(config, error))
+    return wrong(absl::StrCat(
+        "the file says which shapes parameters have, but not how they are cut: put the "
+        "model's config.json beside it, or give --config-json, --model or sizes instead"));
+  EBB_ASSIGN_OR_RETURN(const Model of_files,
+                       ModelOfSafetensors(arguments.safetensors, arguments.trainable));
+  if (!of_files.trains_whole())
+    return wrong("a part of it is frozen: give its config.json to --config-json, with --lora-rank");
+  if (of_files.stored_bytes.size() > 1)
+    return wrong(
+        "it has several dtypes, and tensor ranks are planned with one: give its config.json to "
+        "--config-json");
+  EBB_ASSIGN_OR_RETURN(ModelShape shape, ShapeOfFile(config));
+  shape.name = absl::StrCat(first, " and its config.json");
+  EBB_RETURN_IF_ERROR(CheckTensorRanks(shape, tensor_ranks));
+  Model model = ModelOf(shape, tensor_ranks);
+  if (model.parameters() != of_files.parameters())
+    return wrong(absl::StrCat(config, " is of another model, of ", model.parameters(),
+                              " parameters; the files have ", of_files.parameters()));
+  return model;
 }
 
 void AddModelOptions(CLI::App& app, ModelArguments& arguments) {

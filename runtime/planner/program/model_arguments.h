@@ -46,5 +46,8 @@ void AddModelOptions(CLI::App& app, ModelArguments& arguments);
 // The model as one of so many tensor ranks has it. kInvalidArgument: no model, no possible one, or none that so
 // many can share. Errors name the option or the file.
 absl::StatusOr<Model> ModelOf(const ModelArguments& arguments, int tensor_ranks = 1);
+// The model of safetensors files by the config.json beside them, which says how tensor ranks share it.
+// ModelOf takes it for several. kInvalidArgument: there is none, or the files are of another model.
+absl::StatusOr<Model> ModelOfConfigBeside(const ModelArguments& arguments, int tensor_ranks);
 
 }  // namespace ebb::planner

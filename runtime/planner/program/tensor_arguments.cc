@@ -34,6 +34,11 @@ absl::Status AddWidths(const TensorArguments& given, const ModelArguments& of_mo
                        const Asked& asked_for, Question& question) {
   EBB_ASSIGN_OR_RETURN(const std::vector<int> asked, WidthsOf(given.width, question.config));
   const bool is_auto = asked.size() > 1, has_shape = of_model.safetensors.empty();
+  if (asked != std::vector<int>{1} && !has_shape) {  // all widths are planned in one way
+    EBB_ASSIGN_OR_RETURN(question.model, ModelOfConfigBeside(of_model, /*tensor_ranks=*/1));
+    if (!asked_for.has_file)
+      question.config = WithGathers(question.model, std::move(question.config));
+  }
   question.widths.clear();
   for (const int width : asked) {
     if (width == 1) {
@@ -41,7 +46,7 @@ absl::Status AddWidths(const TensorArguments& given, const ModelArguments& of_mo
       continue;
     }
     absl::StatusOr<Model> model = ModelOf(of_model, width);
-    if (!model.ok() && (!is_auto || !has_shape)) return model.status();
+    if (!model.ok() && !is_auto) return model.status();
     if (!model.ok()) break;
     question.over_tensor.emplace(width, *std::move(model));
     question.widths.push_back(width);
