@@ -1,4 +1,4 @@
-// What the functions of layers.h exchange over tensor ranks: Gathered, SumTerms and ReduceNumbers.
+// Bytes that Gathered, SumTerms and ReduceNumbers of layers.h move over tensor ranks.
 #include <algorithm>
 
 #include "model/layers.h"
