@@ -587,6 +587,19 @@ def test_replicas_whose_gradients_differ_are_an_error_on_every_rank():
     engine.close()
 
 
+@on_four
+def test_other_samples_of_tensor_ranks_are_an_error_on_every_rank():
+    """A vocabulary that is cut mixes them into one sequence, so that all gradients of whole parameters are equal."""
+    mesh_of()
+    model = llama()
+    engine = ebb.initialize(model, config(3, SGD, tensor_parallel={"autotp_size": 2}))
+    with refuses("losses of tensor ranks 0 and 1 differ", "data_rank"):
+        engine.backward(of_output(model, token_batches(1, 4)[0][ebb.world().rank]))
+        engine.step()
+        engine.report()
+    engine.close()
+
+
 # Exceptions.
 
 
