@@ -384,7 +384,7 @@ TEST(TensorSplit, WrongUsesAreRefusedByName) {
     ModelSpec narrow = TensorModel();
     narrow.parameters[kUpBias].split->multiple = kHidden;
     EXPECT_THAT(Engine::Create(world, Device::Cpu(1), narrow, TensorConfig(1, 2)).status(),
-                Says("parameter 'block0.up_bias'", "use at most 1 tensor ranks"));
+                Says("parameter 'block0.up_bias'", "use at most 1 tensor rank"));
     // A view that is too small, on all ranks alike: the error of the step.
     EBB_ASSIGN_OR_RETURN(Engine engine,
                          Engine::Create(world, Device::Cpu(1), TensorModel(), TensorConfig(1, 2)));
