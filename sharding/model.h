@@ -117,8 +117,8 @@ struct ParameterSpec {
   // the trainer's, and calls for state see slices of the whole parameter.
   std::optional<Split> split = {};
   // For a parameter that is whole over tensor: the gradient of each tensor rank is a term of a sum,
-  // as of norms and biases under sequence parallelism. The engine adds the terms up before it
-  // reduces the gradient over the data ranks. Otherwise the ranks' gradients must be equal.
+  // as of norms and biases under sequence parallelism. The engine adds the terms up once a step,
+  // after the last reduction over the data ranks. Otherwise the ranks' gradients must be equal.
   bool sums_gradient = false;
   std::optional<Block> block = {};  // see Block
 };

@@ -32,7 +32,7 @@ bool BeginsWithRank(absl::string_view text) {
     return false;
   while (!text.empty() && absl::ascii_isdigit(text.front())) text.remove_prefix(1);
   for (const absl::string_view next :
-       {": ", " failed: ", " has ", " cannot ", " on host ", " (process ", " (world rank "}) {
+       {": ", " failed: ", " has ", " cannot ", " on host ", " (process ", " (world rank ", " (data rank "}) {
     if (absl::StartsWith(text, next)) return true;
   }
   return false;

@@ -193,8 +193,10 @@ constexpr char kLegendOfNested[] =
 constexpr char kLegendOfParts[] =
     "  A name with brackets is a part of a unit: \"block0 [whole]\" are the parameters of block0 "
     "that "
-    "each tensor rank has whole,\n"
-    "  beside those that are cut over them; \"[fp32]\" are those of another dtype.\n";
+    "each tensor rank has\n"
+    "  whole, beside those that are cut over them; \"[whole, summed over tensor]\" those with "
+    "sums_gradient; \"[fp32]\" those of\n"
+    "  another dtype.\n";
 
 std::string Legend(const Plan& plan) {
   std::string legend = kLegend;

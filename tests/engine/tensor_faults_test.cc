@@ -4,6 +4,7 @@
 
 #include <latch>
 #include <limits>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -101,20 +102,22 @@ TEST(TensorFaults, GradientsOfReplicasThatDifferAreNamed) {
   }
 }
 
-// A step, or an evaluation, in which rank r adds losses[r]. 0: it adds none.
-std::vector<absl::Status> AddLosses(const std::vector<float>& losses, bool evaluates) {
+// A step, or an evaluation, in which rank r adds losses[r], if it has one.
+std::vector<absl::Status> AddLosses(const std::vector<std::optional<float>>& losses,
+                                    bool evaluates) {
   return StatusesOnThreads(kRanks, [&](World world) -> absl::Status {
     EBB_ASSIGN_OR_RETURN(Engine engine, Engine::Create(world, Device::Cpu(1), TensorModel(),
                                                        TensorConfig(3, kTensor)));
-    float loss = losses[static_cast<size_t>(world.rank())];
+    const std::optional<float>& given = losses[static_cast<size_t>(world.rank())];
+    float loss = given.value_or(0);
     if (evaluates) {
       Evaluation evaluation = engine.BeginEvaluation();
       for (int b = 0; b < kBlocks; ++b) evaluation.Forward(UnitId{b});
-      if (loss != 0) evaluation.AddLoss({.data = &loss});
+      if (given) evaluation.AddLoss({.data = &loss});
       return evaluation.Finish().status();
     }
     Step step = engine.BeginStep({.may_leave_out = true});
-    if (loss != 0) step.AddLoss({.data = &loss});
+    if (given) step.AddLoss({.data = &loss});
     step.Backward(UnitId{0});
     EBB_RETURN_IF_ERROR(step.Finish());
     return engine.Report().status();
@@ -147,7 +150,13 @@ TEST(TensorFaults, OtherLossesOfTensorRanksAreAnErrorOfAllRanks) {
     for (const absl::Status& status : AddLosses({1, 1, 2, 3}, evaluates))
       EXPECT_THAT(status, Says("losses of tensor ranks 0 and 1 differ", "2 on rank 2, 3 on rank 3",
                                "data_rank()"));
-    for (const absl::Status& status : AddLosses({1, 0, 2, 2}, evaluates)) EXPECT_OK(status);
+    constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+    for (const float other : {0.0f, kNan}) {
+      for (const absl::Status& status : AddLosses({1, other, 2, 2}, evaluates))
+        EXPECT_THAT(status, Says("losses of tensor ranks 0 and 1 differ"));
+    }
+    for (const absl::Status& status : AddLosses({1, std::nullopt, kNan, kNan}, evaluates))
+      EXPECT_OK(status);
   }
 }
 

@@ -4,7 +4,9 @@ import contextlib
 import copy
 import os
 import random
+import selectors
 import signal
+import socket
 
 import pytest
 import torch
@@ -621,7 +623,7 @@ def test_what_all_tensor_ranks_of_a_data_rank_raise_ends_one_step():
         try:
             loss = of_output(model, batches[engine.data_rank])
             if step == 1 and engine.data_rank == 1:
-                raise ValueError("this sample has no label")
+                raise ValueError(f"this sample has no label, says rank {ebb.world().rank}")
             engine.backward(loss)
             engine.step()
             assert engine.report().applied and step != 1
@@ -640,6 +642,9 @@ def test_what_one_tensor_rank_raises_is_the_error_of_every_rank():
     engine = ebb.initialize(model, config(3, SGD, tensor_parallel={"autotp_size": 2}))
     batches = token_batches(2, 2)
     engine.backward(of_output(model, batches[0][engine.data_rank])), engine.step()
+    connection, other_end = socket.socketpair()  # not gloo's
+    selector = selectors.EpollSelector()
+    selector.register(connection, selectors.EVENT_READ)
     said = "rank 1 (data rank 0, tensor rank 1) has left its tensor ranks alone: ValueError: this sample has no label"
     try:
         loss = of_output(model, batches[1][engine.data_rank])
@@ -653,6 +658,8 @@ def test_what_one_tensor_rank_raises_is_the_error_of_every_rank():
             engine.drop()
     with refuses(said):
         model(**batches[0][0])
+    other_end.send(b"still open")
+    assert selector.select(60) and connection.recv(99) == b"still open"
     engine.close()
 
 

@@ -31,7 +31,7 @@ std::string Fitting(absl::string_view text, size_t bytes_max) {
 }  // namespace
 
 void ExchangeRecord::SetError(const absl::Status& status) {
-  failed = 1;
+  failed = true;
   status_code = static_cast<int32_t>(status.code());
   const std::string text = Fitting(status.message(), sizeof(message));
   message_bytes = static_cast<int32_t>(text.size());
@@ -105,25 +105,14 @@ std::optional<ReplicaDifference> DifferenceOfReplicas(std::span<const double> sq
   return found;
 }
 
-double LossOf(std::span<const ExchangeRecord> records, const VerdictRanks& ranks) {
-  std::vector<bool> counts(records.size(), true);
-  for (int n = 0; n < std::ssize(ranks.ranks); ++n)
-    counts[ranks.ranks[n]] = ebb::Counts(Axis::kTensor, ranks.mesh, n);
-  double loss = 0;
-  for (size_t rank = 0; rank < records.size(); ++rank)
-    if (counts[rank]) loss += records[rank].loss;
-  return loss;
-}
-
 // Parts that a trainer has cut may have their losses on the first one alone.
 std::optional<LossDifference> DifferenceOfLosses(std::span<const ExchangeRecord> records,
                                                  const VerdictRanks& ranks) {
   for (int n = 0; n < std::ssize(ranks.ranks); ++n) {
     const int first = ranks.ranks[ranks.mesh.with(n, Axis::kTensor, 0)], other = ranks.ranks[n];
     const double of_first = records[first].loss, of_other = records[other].loss;
-    const bool both = of_first != 0 && of_other != 0;
-    if (!both || of_first == of_other || !std::isfinite(of_first) || !std::isfinite(of_other))
-      continue;
+    const bool both = records[first].adds_loss && records[other].adds_loss;
+    if (!both || of_first == of_other || (std::isnan(of_first) && std::isnan(of_other))) continue;
     return LossDifference{.first = first,
                           .other = other,
                           .other_tensor = ranks.mesh.coordinate(n, Axis::kTensor),
@@ -142,6 +131,7 @@ Verdict Conclude(std::span<const ExchangeRecord> records,
   for (size_t rank = 0; rank < records.size(); ++rank) {
     const ExchangeRecord& record = records[rank];
     verdict.squares += record.squares;
+    if (record.loss_counts) verdict.loss += record.loss;
     verdict.known = std::min(verdict.known, record.known);
     verdict.returned &= record.returned;
     verdict.engine_failed |= record.engine_failed;
@@ -158,7 +148,7 @@ Verdict Conclude(std::span<const ExchangeRecord> records,
       verdict.non_finite_unit = record.non_finite_unit;
       verdict.non_finite_parameter = record.non_finite_parameter;
     }
-    if (record.failed != 0 && verdict.error.ok())
+    if (record.failed && verdict.error.ok())
       verdict.error = record.Error(error_name(static_cast<int>(rank)));
   }
   return verdict;

@@ -21,22 +21,24 @@ namespace ebb {
 
 struct ExchangeRecord {
   double squares = 0;  // of this rank's slices that count here, scaled as the gradients are
-  double loss = 0;     // sum of the losses that were added; 0: none was
+  double loss = 0;     // sum of the losses that were added
   uint64_t scopes_hash = 0;
   uint64_t rates_hash = 0;  // of the step's given StepRates and gradient scale
   // A unit with a non-finite gradient here. If several have one, it is the first that finished its
   // backward, because such gradients spread towards the input.
   int32_t non_finite_unit = -1;
-  int32_t failed = 0;  // this rank has an error; `message` says which
+  int32_t non_finite_parameter = -1;  // one of that unit; -1: not known
   int32_t status_code = 0;
   int32_t message_bytes = 0;
-  int64_t exchange = 0;  // number of the exchange, from 1; an older record is not the awaited one
-  int64_t known = 0;     // this rank's caller knows the errors of exchanges up to this one
-  bool engine_failed = false;         // the error is the engine's, for good
-  bool updates_started = false;       // early updates of this step
-  bool returned = false;              // its Finish returns this error
-  bool broken = false;                // a communicator of its steps is broken, or its device
-  int32_t non_finite_parameter = -1;  // one of that unit; -1: not known
+  int64_t exchange = 0;    // number of the exchange, from 1; an older record is not the awaited one
+  int64_t known = 0;       // this rank's caller knows the errors of exchanges up to this one
+  bool adds_loss = false;  // some loss was added
+  bool loss_counts = false;      // tensor ranks add the same, and one of them counts it
+  bool failed = false;           // this rank has an error; `message` says which
+  bool engine_failed = false;    // the error is the engine's, for good
+  bool updates_started = false;  // early updates of this step
+  bool returned = false;         // its Finish returns this error
+  bool broken = false;           // a communicator of its steps is broken, or its device
   // The error's text; without one the trail of the step's scopes, or the evaluation's sums.
   char message[440] = {};
 
@@ -102,8 +104,6 @@ struct LossDifference {
   int other_tensor = 0;      // of the second; the first is tensor rank 0
   double first_loss = 0, other_loss = 0;
 };
-// The losses of a step: of the ranks that count them, because tensor ranks add the same.
-double LossOf(std::span<const ExchangeRecord> records, const VerdictRanks& ranks);
 std::optional<LossDifference> DifferenceOfLosses(std::span<const ExchangeRecord> records,
                                                  const VerdictRanks& ranks);
 // Whether the unit finished its backward before the other.

@@ -96,6 +96,7 @@ void StepOutcome::Close(const Closing& closing) {
             .rates_hash = rates ^ std::bit_cast<uint64_t>(closing.terms.gradient_scale),
             .exchange = slot.terms.exchange,
             .known = errors_.known_exchange(),
+            .adds_loss = closing.adds_loss,
             .updates_started = slot.updates_started,
             .returned = !slot.error.ok()};
   if (!slot.error.ok()) {
@@ -291,7 +292,8 @@ void StepOutcome::Seal(int parity) {
   // Tensor ranks compute the same losses.
   const bool counts = ranks_.Counts(Axis::kTensor);
   record.loss = values.front();
-  if (slot.evaluation && record.failed == 0) {
+  record.loss_counts = counts;
+  if (slot.evaluation && !record.failed) {
     Evaluation::Sums sums = counts ? record.Sums() : Evaluation::Sums();
     for (size_t i = 0; i < sums.size() && counts; ++i) sums[i].sum = values[i];
     record.SetSums(sums);
@@ -315,7 +317,7 @@ void StepOutcome::Seal(int parity) {
   if (errors_.has_failed()) {
     record.engine_failed = true;
     record.SetError(errors_.failure());
-  } else if (record.failed == 0 && record.broken) {
+  } else if (!record.failed && record.broken) {
     record.SetError(broken);
   }
   // Updates of a step that was held back have run and written nothing.
@@ -334,8 +336,7 @@ void StepOutcome::Conclude(int parity, const absl::Status& exchanged) {
   if (exchanged.ok() || slot.complete) {
     slot.ranks = ebb::Conclude(
         records, [this](int rank) { return messages_.RankName(rank); }, backwards_);
-    slot.ranks.loss = LossOf(records, ranks_);
-    if (slot.ranks.error.ok()) {
+    if (slot.ranks.error.ok() && slot.ranks.non_finite_rank < 0) {
       if (const auto difference = DifferenceOfLosses(records, ranks_))
         slot.ranks.error = messages_.LossesDiffer(*difference);
     }

@@ -66,6 +66,7 @@ class StepOutcome {
     const ScopeTrail* trail = nullptr;       // of a step
     const Evaluation::Sums* sums = nullptr;  // of an evaluation
     std::span<const int64_t> log = {};
+    bool adds_loss = false;
   };
   void Close(const Closing& closing);
 

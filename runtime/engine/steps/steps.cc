@@ -331,7 +331,8 @@ void Steps::IssueFinish() {
        .scopes_hash = progress_.log.hash ^ progress_.order.hash(),
        .trail = &progress_.trail,
        .sums = &progress_.sums,
-       .log = progress_.log.entries});
+       .log = progress_.log.entries,
+       .adds_loss = progress_.sums.front().count > 0});
   runner_.Issue(finish.begin, finish.end);
 }
 

@@ -54,7 +54,7 @@ class TensorFaults:
         with contextlib.suppress(RuntimeError):
             if is_torchs(error):
                 self.ended = self._first() or self._first(self._of_a_death() or f"{self.place}: {error}")
-            elif self._is_alike(f"{place} {error}"):
+            elif self._is_alike(f"{place} {error.partition(':')[0]}"):  # the exception's class; its text may name the rank
                 self.alike += 1
                 self.ended = ""
                 return error
@@ -103,18 +103,32 @@ def _store() -> torch.distributed.Store:
 def _close_connections() -> None:
     """Of gloo, so that ranks which wait for this one get an error. Torch has no call for it: abort() and shutdown() of a gloo group wake nobody."""
     for number in _descriptors_of_gloo():
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
-            connection.getpeername()  # raises for a socket that listens, and gloo ends the process if that one is closed
+        with contextlib.suppress(OSError), _as_socket(number) as connection:
             connection.shutdown(socket.SHUT_RDWR)
 
 
+def _as_socket(number: int) -> socket.socket:
+    return socket.socket(fileno=os.dup(number))
+
+
+def _listens(number: int) -> bool | None:
+    """None: it is no socket."""
+    with contextlib.suppress(OSError), _as_socket(number) as one:
+        return one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) != 0
+    return None
+
+
 def _descriptors_of_gloo() -> Iterator[int]:
-    """Gloo waits for its connections with epoll, whose data are addresses. The other user of epoll, libuv in torch's store, has descriptors there."""
+    """Gloo's connections. A loop of gloo waits with epoll for these and for one socket that listens, and the data of each are an address. Other
+    users of epoll have the descriptor there (CPython and libuv, as in torch's store), or do not listen with the same epoll."""
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             if os.readlink(f"/proc/self/fd/{name}") != "anon_inode:[eventpoll]":
                 continue
             with open(f"/proc/self/fdinfo/{name}") as facts:
-                for number, data in re.findall(r"^tfd:\s*(\d+) events:\s*\w+ data:\s*(\w+)", facts.read(), re.MULTILINE):
-                    if int(number) != int(data, 16):
-                        yield int(number)
+                found = re.findall(r"^tfd:\s*(\d+) events:\s*\w+ data:\s*(\w+)", facts.read(), re.MULTILINE)
+            if any(int(data, 16) & 0xFFFFFFFF == int(number) for number, data in found):
+                continue
+            listens = {int(number): _listens(int(number)) for number, _ in found}
+            if list(listens.values()).count(True) == 1:
+                yield from (number for number, one in listens.items() if one is False)  # gloo ends the process if it cannot listen
