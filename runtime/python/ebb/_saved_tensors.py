@@ -61,7 +61,17 @@ def checkpoint_around() -> bool | None:
     if hooks is not None and getattr(hooks[0], "__module__", "") == torch.utils.checkpoint.__name__:
         return False
     node = None if torch.is_grad_enabled() else function_around()
-    return True if node is not None and node.name().startswith("CheckpointFunction") else None
+    return True if node is not None and is_checkpoint(node) else None
+
+
+def is_checkpoint(node: Any) -> bool:
+    """Whether it is the node of a reentrant checkpoint."""
+    return node.name().startswith("CheckpointFunction")
+
+
+def ends_in_checkpoint(node: Any) -> bool:
+    """Whether it is the node of a reentrant checkpoint, or of a sum with one."""
+    return is_checkpoint(node) or any(below is not None and is_checkpoint(below) for below, _ in node.next_functions)
 
 
 @contextlib.contextmanager

@@ -96,6 +96,12 @@ def is_torchs(error: str) -> bool:
     return _OF_TORCH.search(error) is not None
 
 
+def reword(error: BaseException, text: str) -> None:
+    """Of a collective of torch in forward, whose hooks cannot raise another exception."""
+    if isinstance(error, RuntimeError) and is_torchs(f"{type(error).__name__}: {error}"):
+        error.args = (f"{text} [{error}]",)
+
+
 def _store() -> torch.distributed.Store:
     return torch.distributed.distributed_c10d._get_default_store()
 

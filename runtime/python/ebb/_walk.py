@@ -26,8 +26,8 @@ import torch
 from torch import nn
 
 from ._library import BACKWARD, FORWARD, RECOMPUTE, SHOW, Error
-from ._saved_tensors import WatchedSaves, function_around
-from ._tensor_faults import is_torchs
+from ._saved_tensors import WatchedSaves, ends_in_checkpoint, function_around, is_checkpoint
+from ._tensor_faults import reword
 from ._units import Unit
 from ._visits import Expected, Order, Scopes, Visit
 
@@ -183,9 +183,7 @@ class Walk:
                 tensor.grad_fn.register_prehook(lambda gradients: self._start_backward())
         error = sys.exc_info()[1]
         if output is None and error is not None:
-            text = self.fail(error, is_whole=not self.in_round)
-            if is_torchs(f"{type(error).__name__}: {error}") and isinstance(error, RuntimeError):  # no hook can raise another one
-                error.args = (f"{text} [{error}]",)
+            reword(error, self.fail(error, is_whole=not self.in_round))
 
     # Forward.
 
@@ -246,6 +244,7 @@ class Walk:
     def _watch_node(self, visit: Visit, node: Any) -> None:
         # An older node is not watched, because it belongs to the unit that made it.
         if node is not None and node._sequence_nr() >= visit.first_node:
+            self.recomputes_inside = self.recomputes_inside or ends_in_checkpoint(node)
             node.register_prehook(functools.partial(self._reached, visit))
 
     def _watch_saves(self, module: nn.Module, visit: Visit) -> None:
@@ -325,7 +324,7 @@ class Walk:
 
     def _gives_gradients(self) -> bool:
         """Whether the backward that runs now puts a gradient into `.grad` of a parameter."""
-        if self.regions and _engine.is_checkpoint_valid():
+        if (self.regions or self.recomputes_inside) and _engine.is_checkpoint_valid():
             return True  # a reentrant checkpoint has parameters in a graph of its own
         with torch._C.DisableTorchFunction():  # also of a mode that looks for reads
             for parameter in self.model.parameters():
@@ -387,6 +386,7 @@ class Walk:
         self.resident_visits: list[Visit] = []
         # By the node of a torch.autograd.Function, such as a reentrant checkpoint: the visits that its forward has run without gradients.
         self.regions: dict[Any, list[Visit]] = {}
+        self.recomputes_inside = False  # a unit's forward has ended in a reentrant checkpoint, or in a sum with one
         self.reached: set[int] = set()  # the calls that a backward goes through
         self.counts = [0] * len(self.units)
         self.pending: list[list[Visit]] = [[] for _ in self.units]
@@ -395,7 +395,7 @@ class Walk:
 
     def _in_checkpoint(self) -> bool:
         node = torch._C._current_autograd_node()
-        return node is not None and (node in self.regions or node.name().startswith("CheckpointFunction"))
+        return node is not None and (node in self.regions or is_checkpoint(node))
 
     def _recompute(self, unit: Unit) -> None:
         if self.backward is not None and self.backward.visit.unit is unit and not self._is_new_reentrant(unit):

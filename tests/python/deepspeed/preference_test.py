@@ -13,13 +13,17 @@ from torch.utils.checkpoint import checkpoint
 
 
 class Adapted(nn.Module):
-    def __init__(self):
+    def __init__(self, recomputes):
         super().__init__()
+        self.recomputes = recomputes == "within"
         self.base = nn.Linear(8, 8).requires_grad_(False)
         self.down, self.up = nn.Linear(8, 2, bias=False), nn.Linear(2, 8, bias=False)
         self.is_on = True
 
     def forward(self, x):
+        return checkpoint(self.computed, x, use_reentrant=True) if self.recomputes and torch.is_grad_enabled() else self.computed(x)
+
+    def computed(self, x):
         return self.base(x) + (self.up(self.down(x)) if self.is_on else 0)
 
 
@@ -30,15 +34,16 @@ class Policy(nn.Module):
         super().__init__()
         torch.manual_seed(3)
         self.first, self.last = nn.Linear(8, 8).requires_grad_(False), nn.Linear(8, 1).requires_grad_(False)
-        self.blocks = nn.ModuleList(Adapted() for _ in range(3))
+        self.blocks = nn.ModuleList(Adapted(recomputes) for _ in range(3))
         self.recomputes = recomputes
 
     def forward(self, x):
         x = self.first(x)
-        if self.recomputes == "reentrant":
+        if self.recomputes in ("reentrant", "within"):
             x.requires_grad_()
+        around = {"reentrant": True, "not reentrant": False}.get(self.recomputes)
         for block in self.blocks:
-            x = torch.tanh(checkpoint(block, x, use_reentrant=self.recomputes == "reentrant") if self.recomputes else block(x))
+            x = torch.tanh(block(x) if around is None else checkpoint(block, x, use_reentrant=around))
         return self.last(x)
 
     @contextlib.contextmanager
@@ -66,7 +71,7 @@ def _loss(model, policy, batch, order):
     return -nn.functional.logsigmoid(rewards * y).mean()
 
 
-@pytest.mark.parametrize("recomputes", [None, "reentrant", "not reentrant"])
+@pytest.mark.parametrize("recomputes", [None, "reentrant", "not reentrant", "within"])  # within: reentrant, in the block
 @pytest.mark.parametrize("orders", [
     [["policy", "reference"]], [["reference", "policy"]], [["chosen", "reference", "rejected", "reference"]],
     [["policy"], ["policy", "reference"]],  # by micro-batches
