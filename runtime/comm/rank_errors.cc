@@ -31,8 +31,8 @@ bool BeginsWithRank(absl::string_view text) {
   if (!absl::ConsumePrefix(&text, "rank ") || text.empty() || !absl::ascii_isdigit(text.front()))
     return false;
   while (!text.empty() && absl::ascii_isdigit(text.front())) text.remove_prefix(1);
-  for (const absl::string_view next :
-       {": ", " failed: ", " has ", " cannot ", " on host ", " (process ", " (world rank ", " (data rank "}) {
+  for (const absl::string_view next : {": ", " failed: ", " has ", " cannot ", " on host ",
+                                       " (process ", " (world rank ", " (data rank "}) {
     if (absl::StartsWith(text, next)) return true;
   }
   return false;
