@@ -147,8 +147,10 @@ def _acceptable(config: Config, ranks: int) -> str:
 def _described(model: nn.Module, config: Config, world: int, units: UnitsArgument, example: Any, resident: Iterable[str]) -> tuple[Model, str]:
     divided, order = units_and_order(model, units, example, resident, torch.device("cpu"))
     cut = cut_alone(model, config, world, mesh_without_groups)
-    has_ranks = cut is None and torch.distributed.is_available() and torch.distributed.is_initialized()
-    text = with_mesh(cut or model, config, World(torch.distributed.get_rank() if has_ranks else 0, world, 0, 1))[0]
+    text = config_text(config)
+    if cut is None:
+        has_ranks = torch.distributed.is_available() and torch.distributed.is_initialized()
+        text = with_mesh(model, config, World(torch.distributed.get_rank() if has_ranks else 0, world, 0, 1))[0]
     dtype_of = dtype_function(model, resolved(text, world))
     said = Said(group_function(None), dtype_of, matrix_update_function(model))
     if cut is not None:

@@ -142,11 +142,16 @@ def cut_alone(model: nn.Module, config: Config, size: int, mesh_of_ranks: Callab
     return copied
 
 
+# Torch keeps what it has found out of DTensors, by the ranks of their mesh. No other mesh may have those of one without a real group.
+_ranks_of_no_group = itertools.count(1 << 16, 1 << 10)
+
+
 def mesh_without_groups(ranks: int) -> Any:
     """For shapes alone."""
     from torch.distributed.device_mesh import DeviceMesh
 
-    return DeviceMesh("cpu", torch.arange(ranks), mesh_dim_names=("tp",), _init_backend=False, _rank=0)
+    first = next(_ranks_of_no_group)
+    return DeviceMesh("cpu", torch.arange(first, first + ranks), mesh_dim_names=("tp",), _init_backend=False, _rank=first)
 
 
 @contextlib.contextmanager
@@ -160,12 +165,13 @@ def silent_group() -> Iterator[Callable[[int], Any]]:
         nonlocal made
         if dist.is_initialized():
             raise Error("torch has a process group already: give a model that is cut, or call this before the group is made", "UNIMPLEMENTED")
-        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.device_mesh import DeviceMesh
         from torch.testing._internal.distributed.fake_pg import FakeStore
 
-        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+        first = next(_ranks_of_no_group)
+        dist.init_process_group("fake", store=FakeStore(), rank=first, world_size=first + ranks)
         made = True
-        return init_device_mesh("cpu", (ranks,), mesh_dim_names=("tp",))
+        return DeviceMesh("cpu", torch.arange(first, first + ranks), mesh_dim_names=("tp",))
 
     try:
         yield mesh_of_ranks
