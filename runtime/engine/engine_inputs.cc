@@ -75,10 +75,8 @@ absl::Status CheckOverTensor(const ModelSpec& model) {
   return absl::InvalidArgumentError(absl::StrCat(
       "parameter '", unsaid->name,
       "' does not say how tensor ranks share it: give the whole model with ParameterSpec::split, "
-      "by "
-      "which Ebb cuts it, or, of a model in parts, set ParameterSpec::over_tensor to kWhole if "
-      "each "
-      "rank has all of it and the same gradient, to kLocal if each has a part of its own"));
+      "by which Ebb cuts it, or, of a model in parts, set ParameterSpec::over_tensor to kWhole if "
+      "each rank has all of it and the same gradient, to kLocal if each has a part of its own"));
 }
 
 absl::Status CheckMatricesOverTensor(const ModelSpec& model) {

@@ -68,7 +68,7 @@ class TensorFaults:
 
     def _first(self, text: str = "") -> str:
         """The words of the first rank that has ended the run; `text` if there is none."""
-        store, key = _store(), f"ebb/{self.engine}/ended"
+        store, key = torchs_store(), f"ebb/{self.engine}/ended"
         if text:
             return store.compare_set(key, "", text).decode()
         return store.get(key).decode() if store.check([key]) else ""
@@ -81,7 +81,7 @@ class TensorFaults:
         return text if re.search("has died|has ended|cannot be reached", text) else ""
 
     def _is_alike(self, what: str) -> bool:
-        store, key = _store(), f"ebb/{self.engine}/{self.data_rank}/{self.alike}"
+        store, key = torchs_store(), f"ebb/{self.engine}/{self.data_rank}/{self.alike}"
         names = [f"{key}/{rank}" for rank in range(self.tensor_ranks)]
         store.set(names[self.tensor_rank], what)
         try:
@@ -102,7 +102,7 @@ def reword(error: BaseException, text: str) -> None:
         error.args = (f"{text} [{error}]",)
 
 
-def _store() -> torch.distributed.Store:
+def torchs_store() -> torch.distributed.Store:
     return torch.distributed.distributed_c10d._get_default_store()
 
 

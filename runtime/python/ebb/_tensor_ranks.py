@@ -16,6 +16,7 @@ from torch import nn
 from ._blocks import mesh_of, take_values, tensor_ranks_of
 from ._library import Error
 from ._model import Config, config_text, resolved
+from ._tensor_faults import torchs_store
 from ._world import World, meet
 
 _calls = itertools.count()
@@ -192,7 +193,7 @@ def _agree_on(ranks: int, world: World) -> None:
 
 def _of_all_ranks(value: Any, world: World) -> list[Any]:
     """Collective: what each rank gives. Torch's store needs no device, as a collective would."""
-    store, call = torch.distributed.distributed_c10d._get_default_store(), next(_calls)
+    store, call = torchs_store(), next(_calls)
     store.set(f"ebb/{call}/{world.rank}", json.dumps(value))
     return [json.loads(store.get(f"ebb/{call}/{rank}")) for rank in range(world.size)]
 
