@@ -124,11 +124,10 @@ absl::Status OutcomeMessages::Located(const absl::Status& broken, std::string_vi
   } else if (IsEvaluation(log)) {
     where = "in an evaluation";
   }
-  if (!operation.empty()) {
+  if (!operation.empty())
     absl::StrAppend(&where, ", at the ", absl::string_view(operation.data(), operation.size()));
-  } else if (log.size() > kBegunEntries) {
+  if (log.size() > kBegunEntries)
     absl::StrAppend(&where, ", after ", ScopeName(log.back()), " was opened");
-  }
   return absl::Status(broken.code(), absl::StrCat(where, ": ", broken.message()));
 }
 
