@@ -20,9 +20,12 @@ def meet() -> dict[str, Any]:
     """Connects the ranks. Without a GPU accelerate counts one process, unless the backend is named. Returns what TrainingArguments need for it."""
     from accelerate import PartialState
 
+    if "WITHOUT_DEEPSPEED" in os.environ:
+        PartialState(cpu=True)
+        return {"use_cpu": True}
     os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
     PartialState(backend="gloo")
-    return {"accelerator_config": {"use_configured_state": True}}
+    return {"deepspeed": config(), "accelerator_config": {"use_configured_state": True}}
 
 
 def llama_config(**more: Any) -> Any:

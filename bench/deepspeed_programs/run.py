@@ -9,7 +9,8 @@ packages once, and stays in FOLDER (default build/python/deepspeed_programs); af
 relative differences of losses, gradient norms and evaluation losses between the two, the first and the last loss, the largest peak of a
 process's memory with all libraries in it, and the seconds of a training step. The two take turns, in `--rounds` rounds, and times are
 medians. GRPO's losses are compared up to the first step in which a model has written another token. Where DeepSpeed has no answer on
-a CPU, the row says so. The exit status is 1 if a program had no numbers over Ebb, or fp32 losses that differ by more than 2e-6."""
+a CPU, the row says so. With `--doors ebb,torch` transformers' and TRL's trainers are compared with torch's data parallelism instead.
+The exit status is 1 if a program had no numbers over Ebb, or fp32 losses that differ by more than 2e-6."""
 
 from __future__ import annotations
 
@@ -133,6 +134,8 @@ def run(row: Row, door: str, python: Path, library: str) -> dict[str, Any]:
             environment.update(EBB_LIBRARY=library, PYTHONPATH=str(ROOT / "runtime" / "python"))
         elif row.environment not in COMMANDS:
             command = [str(python), *command]
+        if door == "torch":
+            environment["WITHOUT_DEEPSPEED"] = "1"
         lines, peak, failed = finished(command, [{**environment, **of_rank} for of_rank in of_ranks], Path(folder))
         if failed:
             return {"error": "\n".join([*lines, failed])}
@@ -230,7 +233,7 @@ def main() -> int:
             if "error" in rounds[0]:
                 print(f"{row.name}: {door} has no numbers:\n" + "\n".join("    " + line for line in rounds[0]["error"].splitlines()[-25:]), flush=True)
                 code = code or (1 if door == "ebb" else 0)
-        ours, theirs = (results.get(door, [{}])[0] for door in ("ebb", "deepspeed"))
+        ours, theirs = (next((results[door][0] for door in doors if (door == "ebb") == is_ebb), {}) for is_ebb in (True, False))
         if "losses" not in (ours if "ebb" in doors else theirs):
             continue
         steps, cells = steps_alike(ours, theirs), [row.name]

@@ -4,7 +4,7 @@ import os
 import tempfile
 
 from datasets import Dataset
-from program import STEPS, StepTimes, Watch, config, meet, sentences, tiny_llama, tokenizer
+from program import STEPS, StepTimes, Watch, meet, sentences, tiny_llama, tokenizer
 from transformers import DataCollatorForLanguageModeling, Trainer, TrainingArguments
 
 words = tokenizer()
@@ -13,7 +13,7 @@ ranks = meet()
 watch = Watch()
 with tempfile.TemporaryDirectory() as folder:
     arguments = TrainingArguments(
-        folder, deepspeed=config(), **ranks, per_device_train_batch_size=2, gradient_accumulation_steps=2, learning_rate=1e-3, max_steps=STEPS,
+        folder, **ranks, per_device_train_batch_size=2, gradient_accumulation_steps=2, learning_rate=1e-3, max_steps=STEPS,
         lr_scheduler_type="cosine", warmup_steps=2, eval_strategy="steps", eval_steps=3, save_strategy="no", logging_steps=1, report_to=[], seed=1,
     )
     trainer = Trainer(

@@ -4,7 +4,7 @@ import tempfile
 
 import torch
 from datasets import Dataset
-from program import STEPS, StepTimes, Watch, case, config, llama_config, meet, sentences, tiny_llama, tokenizer
+from program import STEPS, StepTimes, Watch, case, llama_config, meet, sentences, tiny_llama, tokenizer
 
 
 def main():
@@ -41,8 +41,7 @@ def main():
     model = LlamaForSequenceClassification(llama_config(num_labels=1)) if kind == "reward" else tiny_llama()
     with tempfile.TemporaryDirectory() as folder:
         arguments = make_arguments(
-            folder, deepspeed=config(), learning_rate=1e-3, max_steps=STEPS, logging_steps=1, save_strategy="no", report_to=[], seed=1, bf16=False,
-            **ranks, **options,
+            folder, learning_rate=1e-3, max_steps=STEPS, logging_steps=1, save_strategy="no", report_to=[], seed=1, bf16=False, **ranks, **options,
         )
         trainer = make(
             model=model, args=arguments, train_dataset=data, processing_class=tokenizer(), peft_config=adapter, callbacks=[StepTimes(watch)], **own

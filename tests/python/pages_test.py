@@ -6,8 +6,8 @@ import re
 
 import pytest
 import torch
+from cut_models import Blocks, mesh_of, vectors
 from ranks import on_one, on_pair
-from tensor_test import Blocks, mesh_of, vectors
 from torch import nn
 
 import ebb

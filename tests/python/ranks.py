@@ -136,4 +136,4 @@ def _on(ranks: str) -> Callable[[Callable[..., Any]], Callable[..., None]]:
 
 
 on_one, on_two, on_ranks, on_places = _on("one"), _on("two"), _on("ranks"), _on("at")
-on_pair, on_four = _on("pair"), _on("four")
+on_pair, on_four, on_fresh, on_alone = _on("pair"), _on("four"), _on("fresh"), _on("alone")

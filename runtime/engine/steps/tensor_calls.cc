@@ -16,12 +16,17 @@
 namespace ebb {
 namespace {
 
+const char* NameOf(CallKind kind) {
+  if (kind == CallKind::kTensorAllReduce) return "AllReduce";
+  return kind == CallKind::kTensorAllGather ? "AllGather" : "ReduceScatter";
+}
+
 // Whether `whole` holds a block like `block` for each rank.
-absl::Status CheckBlocks(std::string_view name, const TensorView& block, const TensorView& whole,
+absl::Status CheckBlocks(CallKind kind, const TensorView& block, const TensorView& whole,
                          int ranks) {
   if (block.dtype == whole.dtype && block.size() * ranks == whole.size()) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat("TensorAxis::", std::string(name), " between a block of ", block.size(),
+      absl::StrCat("TensorAxis::", NameOf(kind), " between a block of ", block.size(),
                    " elements (", std::string(Name(block.dtype)), ") and ", whole.size(),
                    " elements (", std::string(Name(whole.dtype)), ") for ", ranks,
                    " ranks: give views of one dtype, the "
@@ -67,10 +72,10 @@ std::string_view TensorCalls::OpenUnit() const {
   return core_.inputs.model.units[newest->unit].name;
 }
 
-void TensorCalls::Run(CallKind kind, const char* name, const absl::Status& fits,
-                      const CollectiveSpan& span,
+void TensorCalls::Run(CallKind kind, const absl::Status& fits, const CollectiveSpan& span,
                       absl::FunctionRef<absl::Status(Communicator&, Stream&)> call) {
   core_.calls.NoteInStep(kind);
+  const char* const name = NameOf(kind);
   Communicator& along = *Find();
   Stream& stream = core_.streams.compute();
   const bool shows = span.send != nullptr && span.receive != nullptr;
@@ -105,7 +110,7 @@ void TensorCalls::Copy(const TensorView& from, const MutableTensorView& to) {
 
 void TensorCalls::AllReduce(MutableTensorView values, ReduceOp op) {
   if (Find() == nullptr) return;
-  Run(CallKind::kTensorAllReduce, "AllReduce", absl::OkStatus(),
+  Run(CallKind::kTensorAllReduce, absl::OkStatus(),
       {.send = values.data, .receive = values.data, .count = TensorView(values).size()},
       [&](Communicator& along, Stream& stream) {
         return along.AllReduce(stream, {&span_, 1}, values.dtype, op);
@@ -114,7 +119,7 @@ void TensorCalls::AllReduce(MutableTensorView values, ReduceOp op) {
 
 void TensorCalls::AllGather(TensorView block, MutableTensorView blocks) {
   if (Find() == nullptr) return Copy(block, blocks);
-  Run(CallKind::kTensorAllGather, "AllGather", CheckBlocks("AllGather", block, blocks, size()),
+  Run(CallKind::kTensorAllGather, CheckBlocks(CallKind::kTensorAllGather, block, blocks, size()),
       {.send = block.data, .receive = blocks.data, .count = block.size()},
       [&](Communicator& along, Stream& stream) {
         return along.AllGather(stream, {&span_, 1}, block.dtype);
@@ -123,8 +128,8 @@ void TensorCalls::AllGather(TensorView block, MutableTensorView blocks) {
 
 void TensorCalls::ReduceScatter(TensorView blocks, MutableTensorView block) {
   if (Find() == nullptr) return Copy(blocks, block);
-  Run(CallKind::kTensorReduceScatter, "ReduceScatter",
-      CheckBlocks("ReduceScatter", block, blocks, size()),
+  Run(CallKind::kTensorReduceScatter,
+      CheckBlocks(CallKind::kTensorReduceScatter, block, blocks, size()),
       {.send = blocks.data, .receive = block.data, .count = TensorView(block).size()},
       [&](Communicator& along, Stream& stream) {
         return along.ReduceScatter(stream, {&span_, 1}, block.dtype);

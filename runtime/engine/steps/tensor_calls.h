@@ -32,7 +32,7 @@ class TensorCalls {
  private:
   Communicator* Find() const;  // null: one rank
   // `call`: enqueues the collective of the span. `fits`: of its views.
-  void Run(CallKind kind, const char* name, const absl::Status& fits, const CollectiveSpan& span,
+  void Run(CallKind kind, const absl::Status& fits, const CollectiveSpan& span,
            absl::FunctionRef<absl::Status(Communicator&, Stream&)> call);
   // The unit of the trainer's whose scope was opened last; "": none is open.
   std::string_view OpenUnit() const;
