@@ -88,8 +88,8 @@ absl::Status CheckMatricesOverTensor(const ModelSpec& model) {
         absl::StrCat("parameter '", parameter.name, "' is a part of a matrix (",
                      parameter.block.has_value() ? "cut by ParameterSpec::split"
                                                  : "ParameterSpec::over_tensor is kLocal",
-                     "), and Muon updates whole ones: set ParameterSpec::matrix_update to kNo, so "
-                     "that AdamW updates it"));
+                     "), and Muon updates whole ones: let AdamW update it, with "
+                     "ParameterSpec::matrix_update kNo or \"use_muon\": false of its group"));
   }
   return absl::OkStatus();
 }

@@ -52,11 +52,14 @@ std::string BatchText(const Question& question) {
 std::string TensorText(const Question& question) {
   if (!ShowsTensor(question)) return "";
   const std::vector<int>& widths = question.widths;
-  std::string text = widths.size() == 1
-                         ? absl::StrCat(question.data_ranks(widths.front()), " data ranks of ",
-                                        widths.front(), " tensor ranks each")
-                         : absl::StrCat(absl::StrJoin(widths.begin(), widths.end() - 1, ", "),
-                                        " or ", widths.back(), " tensor ranks");
+  std::string text =
+      widths.size() == 1
+          ? absl::StrCat(
+                question.data_ranks(widths.front()),
+                question.data_ranks(widths.front()) == 1 ? " data rank of " : " data ranks of ",
+                widths.front(), " tensor ranks each")
+          : absl::StrCat(absl::StrJoin(widths.begin(), widths.end() - 1, ", "), " or ",
+                         widths.back(), " tensor ranks");
   if (question.pass.sequence_parallel) text += ", which share the rows of norms";
   return text + "\n";
 }

@@ -412,7 +412,7 @@ TEST_F(Questions, HowFilesAreSharedByTensorRanks) {
 
 TEST_F(Questions, WhichModelsTensorRanksCannotShare) {
   ExpectRefused("--model llama-3-8b --ranks 16 --tensor 16", "at most 8");
-  ExpectRefused("--model llama-3-8b --ranks 6 --tensor 4", "not a multiple");
+  ExpectRefused("--model llama-3-8b --ranks 6 --tensor 4", "use a multiple of 4 ranks");
   ExpectRefused("--model llama-3-8b --tensor x", "must be auto, or a number");
   const std::string header =
       R"({"layers.0.w": {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}})";
@@ -425,6 +425,8 @@ TEST_F(Questions, WhichModelsTensorRanksCannotShare) {
   ExpectRefused("--safetensors " + file + " --tensor 2", "config.json is of another model, of ");
   ExpectRefused("--model llama-3-8b --tensor 2 --lora-rank 8 --quantized 4bit", "4 bits");
   ExpectRefused("--model llama-3-8b --sequence-parallel", "needs --tensor");
+  ExpectRefused("--model llama-3-8b --ranks 4 --tensor 4 --sequence-parallel --context 4098",
+                "--context is 4098: use a multiple of 4");
   ExpectRefused("--model llama-3-8b --tensor 2 --sequence-parallel --activations torch",
                 "is not known");
   ExpectRefused("--model llama-3-8b --tensor auto --activations 4GiB", "give --tensor N");

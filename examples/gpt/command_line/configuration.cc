@@ -118,7 +118,7 @@ absl::Status CheckTensor(const Options& options, const Config& config) {
   if (config.optimizer.type == OptimizerType::kMuon) {
     return absl::InvalidArgumentError(
         absl::StrCat("Muon updates whole matrices, and --tensor ", tensor,
-                     " cuts them: leave --tensor out, or use another optimizer"));
+                     " (ebb.mesh.tensor) cuts them: leave it out, or use another optimizer"));
   }
   if (tensor > kRanksMax) return absl::OkStatus();  // an error of the ranks
   return Validate(options.shape, TensorSplit{.ranks = static_cast<int>(tensor),

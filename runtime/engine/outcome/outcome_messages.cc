@@ -86,9 +86,11 @@ absl::Status OutcomeMessages::ReplicasDiffer(const ReplicaDifference& replicas) 
       ": the sum of its squares is ", absl::StrFormat("%.17g", replicas.first_squares), " on ",
       RankName(replicas.first), " and ", absl::StrFormat("%.17g", replicas.other_squares), " on ",
       RankName(replicas.other),
-      ". Tensor ranks have the same values of it: compute its gradient alike, bit for bit, or set "
-      "sums_gradient if each has a term of it (in Python its gradient is a DTensor with Partial); "
-      "over NCCL set ebb.deterministic_reduce, too"));
+      ". Tensor ranks have the same values of it: compute its gradient alike, bit for bit, with "
+      "the "
+      "same samples and random numbers (dropout). Set sums_gradient only if each has a term of it "
+      "(in Python its gradient is a DTensor with Partial); over NCCL set ebb.deterministic_reduce, "
+      "too"));
 }
 
 absl::Status OutcomeMessages::LossesDiffer(const LossDifference& losses) const {
@@ -97,7 +99,7 @@ absl::Status OutcomeMessages::LossesDiffer(const LossDifference& losses) const {
       " differ: ", absl::StrFormat("%.9g", losses.first_loss), " on ", RankName(losses.first), ", ",
       absl::StrFormat("%.9g", losses.other_loss), " on ", RankName(losses.other),
       ". Give the tensor ranks of one data rank the same samples: choose them by data_rank() of "
-      "data_ranks(), not by the rank, and with the same seed"));
+      "data_ranks(), not by the rank, and with the same seed, as of dropout"));
 }
 
 absl::Status OutcomeMessages::OtherScopes(const Verdict& ranks) const {

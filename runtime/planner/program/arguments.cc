@@ -238,6 +238,7 @@ absl::StatusOr<Arguments> ArgumentsOf(const Given& given) {
                                               " is made for"));
   question.model.GrowPositions(pass.context);
   for (auto& [width, model] : question.over_tensor) model.GrowPositions(pass.context);
+  EBB_RETURN_IF_ERROR(CheckRows(given.tensor, question));
   question.micro_batch = given.batch;
   const int64_t whole = question.config.train_batch_size;
   if (!given.batch_tokens.empty()) {

@@ -60,18 +60,27 @@ absl::Status AddWidths(const TensorArguments& given, const ModelArguments& of_mo
   const int first = question.widths.front();
   if (!is_auto && !asked_for.is_compared && question.ranks % first != 0)
     return absl::InvalidArgumentError(
-        absl::StrCat("--tensor ", first, ": ", question.ranks, " ranks are not a multiple of it"));
+        absl::StrCat("--tensor ", first, " does not divide ", question.ranks, " ranks: every ",
+                     first, " ranks share each layer, so use a multiple of ", first, " ranks"));
   if (is_auto && !asked_for.is_compared) {
     question.widths = question.possible_widths();
   }
   if (given.sequence_parallel && question.widths.back() == 1)
     return absl::InvalidArgumentError(
-        "--sequence-parallel shares rows over tensor ranks: it needs --tensor");
+        "--sequence-parallel shares rows over tensor ranks: it needs --tensor of at least 2");
   question.config.ebb.mesh.tensor = is_auto ? 1 : first;
   question.sizes_gathers = !asked_for.has_file;
   if (question.sizes_gathers && first > 1)
     question.config = WithGathers(*question.model_over(first), std::move(question.config));
   return absl::OkStatus();
+}
+
+absl::Status CheckRows(const TensorArguments& given, const Question& question) {
+  const int most = question.widths.back();
+  if (!given.sequence_parallel || question.pass.context % most == 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--sequence-parallel divides the rows of a sequence over ", most,
+      " tensor ranks, and --context is ", question.pass.context, ": use a multiple of ", most));
 }
 
 int PartsOf(const Question& question, double sequences) {

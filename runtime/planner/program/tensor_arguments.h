@@ -24,6 +24,9 @@ struct Asked {
 absl::Status AddWidths(const TensorArguments& given, const ModelArguments& of_model,
                        const Asked& asked_for, Question& question);
 
+// Whether the tensor ranks can share a sequence, if they do.
+absl::Status CheckRows(const TensorArguments& given, const Question& question);
+
 // The data ranks for which a batch of so many sequences is rounded: those of the first width that
 // gives each one.
 int PartsOf(const Question& question, double sequences);

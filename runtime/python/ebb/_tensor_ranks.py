@@ -77,7 +77,7 @@ def _plan_of(model: nn.Module, ranks: int, key: str) -> dict[str, str]:
     transformers = sys.modules.get("transformers")
     if transformers is None or not isinstance(model, transformers.PreTrainedModel) or not getattr(model, "tp_plan", None):
         raise Error(
-            f"the configuration asks for {ranks} tensor ranks, but {kind} has no tp_plan, as models of transformers have: cut it before ebb.initialize, "
+            f"the configuration asks for {ranks} tensor ranks, but {kind} has no tp_plan, as many models of transformers have: cut it before ebb.initialize, "
             f"torch.distributed.tensor.parallel.parallelize_module(model, mesh['tp'], plan)", "UNIMPLEMENTED"
         )
     try:
@@ -111,7 +111,13 @@ def _apply(model: nn.Module, mesh: Any, plan: dict[str, str]) -> None:
     from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
     tied = _untie(model)
-    apply_tensor_parallelism(model, mesh, plan)
+    try:
+        apply_tensor_parallelism(model, mesh, plan)
+    except Exception as error:
+        raise Error(
+            f"transformers cannot cut this {type(model).__name__} by its tp_plan: {type(error).__name__}: {error}. Cut it before ebb.initialize, by "
+            "torch.distributed.tensor.parallel.parallelize_module(model, mesh['tp'], plan), or train it on data ranks alone", "UNIMPLEMENTED"
+        ) from error
     _tie_again(model, tied)
 
 

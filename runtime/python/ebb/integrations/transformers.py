@@ -65,6 +65,8 @@ class Trainer(transformers.Trainer):
         of_model = tensor_ranks_of(model) if model is not None else 1
         stated = stated_ranks(self._stated)
         if given is not None:
+            if given < 1:
+                raise Error(f"tp_size is {given}: it must be at least 1", "INVALID_ARGUMENT")
             stated["tp_size"] = given
         if of_model > 1:
             stated["the model's DTensors"] = of_model
