@@ -83,7 +83,8 @@ case $what in
     add_libaio "$work/environment"
     shared=$operators
     [ "$device" = cpu ] || shared=0  # sums between ranks on a CPU
-    with "$work/environment" env DS_BUILD_CPU_ADAM=$operators DS_BUILD_AIO=$operators DS_BUILD_PIN_MEMORY=$operators DS_BUILD_SHM_COMM=$shared \
+    # Where there is no GPU, DeepSpeed links its disk transfers without libaio.
+    with "$work/environment" env LDFLAGS="-Wl,--no-as-needed -laio" DS_BUILD_CPU_ADAM=$operators DS_BUILD_AIO=$operators DS_BUILD_PIN_MEMORY=$operators DS_BUILD_SHM_COMM=$shared \
       "${pip[@]}" wheel --quiet --no-deps --no-build-isolation --no-cache-dir --wheel-dir "$wheels" "$deepspeed"
     "${pip[@]}" download --quiet --no-deps --only-binary :all: --dest "$wheels" "${others[@]}"
     # pydantic names the one version of its core that it takes.
