@@ -216,7 +216,10 @@ def kind_of(parameter: torch.Tensor) -> type:
 
 @contextlib.contextmanager
 def as_shown(parameters: Iterable[torch.Tensor]) -> Iterator[None]:
-    """Within it the parameters may be given other memory and be read. Afterwards they are as before."""
+    """Within it the parameters may be given other memory and be read. Afterwards they are as before. Those that show their values when they are
+    read do so from here on: a read within would have them shown, and what is put back afterwards would hide them."""
+    parameters = list(parameters)
+    any(isinstance(one, Hidden) and one._ebb_shows() for one in parameters)  # the first one brings in all
     before = [(parameter, type(parameter)) for parameter in parameters]
     for parameter, _ in before:
         parameter.__class__ = kind_of(parameter)

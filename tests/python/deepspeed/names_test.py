@@ -46,6 +46,7 @@ def test_each_builder_has_its_name_among_the_compatible_ones():
     builders = [getattr(ops.op_builder, f"{name}Builder") for name in "CPUAdam FusedAdam CPULion FusedLion CPUAdagrad FusedLamb AsyncIO Utils Transformer".split()]
     assert all(ops.__compatible_ops__[one.NAME] and one().is_compatible() for one in builders)
     assert {one.NAME for one in builders} == set(ops.__compatible_ops__)
+    assert ops.aio.AsyncIOBuilder is ops.op_builder.AsyncIOBuilder
 
 
 def test_a_refused_name_raises_when_it_is_called():

@@ -342,6 +342,16 @@ def test_values_are_brought_in_where_they_are_needed_and_no_read_disturbs_others
         model[0].weight.sum()
 
 
+@on_one
+def test_a_parameter_shows_its_value_after_a_look_at_all_or_a_part():
+    engine, batches = loops.begin(training.mlp(), loops.config(2)), training.vector_batches(1, 1)
+    for look in (engine.module_state_dict, engine.module[0].state_dict, engine.ebb.names_of_entries):
+        loops.train(engine, batches)
+        look()
+        assert all(torch.equal(one, engine.ebb.gather(name, master=True)) for name, one in engine.module.named_parameters())
+    engine.destroy()
+
+
 @pytest.mark.parametrize("looks_first", [False, True])
 @on_one
 def test_a_write_to_a_shown_value_is_an_error(looks_first):

@@ -80,7 +80,7 @@ TABLE = (
     Row("runtime.checkpoint_engine.torch_checkpoint_engine", "TorchCheckpointEngine", "small_names", "an empty class"),
     Row("utils.zero_to_fp32", "convert_zero_checkpoint_to_fp32_state_dict get_fp32_state_dict_from_zero_checkpoint "
         "load_state_dict_from_zero_checkpoint get_model_state_file get_optim_files main", "zero_to_fp32", "a checkpoint without an engine"),
-    Row("ops.op_builder ops.op_builder.all_ops", "OpBuilder CPUAdamBuilder FusedAdamBuilder CPULionBuilder FusedLionBuilder CPUAdagradBuilder "
+    Row("ops.op_builder ops.op_builder.all_ops ops.aio", "OpBuilder CPUAdamBuilder FusedAdamBuilder CPULionBuilder FusedLionBuilder CPUAdagradBuilder "
         "FusedLambBuilder AsyncIOBuilder UtilsBuilder TransformerBuilder", "small_names", "compatible; `load()` raises"),
     Row("ops", "__compatible_ops__", "value", dict.fromkeys(
         ("cpu_adam", "fused_adam", "cpu_lion", "fused_lion", "cpu_adagrad", "fused_lamb", "async_io", "utils", "transformer"), True)),
@@ -113,7 +113,7 @@ TABLE = (
         "set batch sizes: every checkpoint is loaded by any number of ranks"),
     Row("autotuning", "Autotuner", "refused", "`ebb-plan` predicts memory and time"),
     Row("runtime.fp16.loss_scaler", "LossScaler DynamicLossScaler CreateLossScaler", "refused", "the engine scales: engine.backward(loss)"),
-    Row("ops.aio", "AsyncIOBuilder aio_handle", "refused", "the engine reads and writes its own swap files"),
+    Row("ops.aio", "aio_handle", "refused", "the engine reads and writes its own swap files"),
 )
 
 _SUBMODULES = {
