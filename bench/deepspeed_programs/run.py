@@ -45,6 +45,7 @@ NEWEST = "2026-11-28"  # packages that these need are of this day, too
 SECONDS_MAX = 1800
 ENGINE = re.compile(r"ebb info: engine\d*: \d+ ranks? ")  # in the log
 LOSS_MAX = 2e-6  # relative, fp32
+OF_TORCH = ("trainer", "trl_trainers")  # programs that also train without DeepSpeed
 COMMANDS = ("llamafactory", "swift")  # environments whose programs are commands of the package
 
 
@@ -135,6 +136,8 @@ def run(row: Row, door: str, python: Path, library: str) -> dict[str, Any]:
         elif row.environment not in COMMANDS:
             command = [str(python), *command]
         if door == "torch":
+            if row.program not in OF_TORCH:
+                return {"error": f"torch alone trains {' and '.join(OF_TORCH)}"}
             environment["WITHOUT_DEEPSPEED"] = "1"
         lines, peak, failed = finished(command, [{**environment, **of_rank} for of_rank in of_ranks], Path(folder))
         if failed:
@@ -233,7 +236,8 @@ def main() -> int:
             if "error" in rounds[0]:
                 print(f"{row.name}: {door} has no numbers:\n" + "\n".join("    " + line for line in rounds[0]["error"].splitlines()[-25:]), flush=True)
                 code = code or (1 if door == "ebb" else 0)
-        ours, theirs = (next((results[door][0] for door in doors if (door == "ebb") == is_ebb), {}) for is_ebb in (True, False))
+        ours = results.get("ebb", [{}])[0]
+        theirs = next((results[door][0] for door in doors if door != "ebb"), {})
         if "losses" not in (ours if "ebb" in doors else theirs):
             continue
         steps, cells = steps_alike(ours, theirs), [row.name]

@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel, parallelize_module
-from training import config, of_output, with_torch
+from training import config, llama, of_output, with_torch
 
 import ebb
 from ebb._tensor_ranks import _cut
@@ -29,6 +29,13 @@ def mesh_of(tensor=2):
 def cut_by(model):
     """A transformers model, by its own plan."""
     _cut(model, 2, "autotp_size", ebb.world())
+
+
+def cut_llama():
+    """A Llama that its configuration cuts over two tensor ranks, and its engine."""
+    mesh_of()
+    model = llama()
+    return model, ebb.initialize(model, config(3, SGD, tensor_parallel={"autotp_size": 2}))
 
 
 def all_equal(value):

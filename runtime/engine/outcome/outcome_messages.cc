@@ -87,10 +87,9 @@ absl::Status OutcomeMessages::ReplicasDiffer(const ReplicaDifference& replicas) 
       RankName(replicas.first), " and ", absl::StrFormat("%.17g", replicas.other_squares), " on ",
       RankName(replicas.other),
       ". Tensor ranks have the same values of it: compute its gradient alike, bit for bit, with "
-      "the "
-      "same samples and random numbers (dropout). Set sums_gradient only if each has a term of it "
-      "(in Python its gradient is a DTensor with Partial); over NCCL set ebb.deterministic_reduce, "
-      "too"));
+      "the same samples and random numbers (dropout). Set sums_gradient only if each has a term of "
+      "it (in Python its gradient is a DTensor with Partial); over NCCL set "
+      "ebb.deterministic_reduce, too"));
 }
 
 absl::Status OutcomeMessages::LossesDiffer(const LossDifference& losses) const {

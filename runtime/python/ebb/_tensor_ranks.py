@@ -20,6 +20,7 @@ from ._tensor_faults import torchs_store
 from ._world import World, meet
 
 _calls = itertools.count()
+_CUT_BEFORE = "cut it before ebb.initialize, by torch.distributed.tensor.parallel.parallelize_module(model, mesh['tp'], plan)"
 _KEYS = (("ebb", "mesh", "tensor"), ("tensor_parallel", "autotp_size"))
 
 
@@ -77,8 +78,8 @@ def _plan_of(model: nn.Module, ranks: int, key: str) -> dict[str, str]:
     transformers = sys.modules.get("transformers")
     if transformers is None or not isinstance(model, transformers.PreTrainedModel) or not getattr(model, "tp_plan", None):
         raise Error(
-            f"the configuration asks for {ranks} tensor ranks, but {kind} has no tp_plan, as many models of transformers have: cut it before ebb.initialize, "
-            f"torch.distributed.tensor.parallel.parallelize_module(model, mesh['tp'], plan)", "UNIMPLEMENTED"
+            f"the configuration asks for {ranks} tensor ranks, but {kind} has no tp_plan, as many models of transformers have: {_CUT_BEFORE}",
+            "UNIMPLEMENTED"
         )
     try:
         from transformers.distributed import DistributedConfig
@@ -115,8 +116,8 @@ def _apply(model: nn.Module, mesh: Any, plan: dict[str, str]) -> None:
         apply_tensor_parallelism(model, mesh, plan)
     except Exception as error:
         raise Error(
-            f"transformers cannot cut this {type(model).__name__} by its tp_plan: {type(error).__name__}: {error}. Cut it before ebb.initialize, by "
-            "torch.distributed.tensor.parallel.parallelize_module(model, mesh['tp'], plan), or train it on data ranks alone", "UNIMPLEMENTED"
+            f"transformers cannot cut this {type(model).__name__} by its tp_plan: {type(error).__name__}: {error}. Train it on data ranks alone, "
+            f"or {_CUT_BEFORE}", "UNIMPLEMENTED"
         ) from error
     _tie_again(model, tied)
 

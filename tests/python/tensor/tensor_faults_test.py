@@ -7,7 +7,7 @@ import socket
 
 import pytest
 import torch
-from cut_models import SGD, Blocks, by_columns_and_rows, error_of, is_like_torch, mesh_of, refuses, vectors
+from cut_models import SGD, Blocks, by_columns_and_rows, cut_llama, error_of, is_like_torch, mesh_of, refuses, vectors
 from ranks import Ranks, on_four, on_fresh, staying
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -89,9 +89,7 @@ def test_replicas_whose_gradients_differ_are_an_error_on_every_rank():
 @on_four
 def test_other_samples_of_tensor_ranks_are_an_error_on_every_rank():
     """A vocabulary that is cut mixes them into one sequence, so that all gradients of whole parameters are equal."""
-    mesh_of()
-    model = llama()
-    engine = ebb.initialize(model, config(3, SGD, tensor_parallel={"autotp_size": 2}))
+    model, engine = cut_llama()
     with refuses("losses of tensor ranks 0 and 1 differ", "data_rank"):
         engine.backward(of_output(model, token_batches(1, 4)[0][ebb.world().rank]))
         engine.step()
@@ -107,9 +105,7 @@ def fresh():
 
 @on_four
 def test_what_all_tensor_ranks_of_a_data_rank_raise_ends_one_step():
-    mesh_of()
-    model = llama()
-    engine = ebb.initialize(model, config(3, SGD, tensor_parallel={"autotp_size": 2}))
+    model, engine = cut_llama()
     for step, batches in enumerate(token_batches(3, 2)):
         try:
             loss = of_output(model, batches[engine.data_rank])
@@ -128,9 +124,7 @@ def test_what_all_tensor_ranks_of_a_data_rank_raise_ends_one_step():
 @on_fresh
 def test_what_one_tensor_rank_raises_is_the_error_of_every_rank():
     """Its tensor rank waits for it in torch, and the other data rank in Ebb."""
-    mesh_of()
-    model = llama()
-    engine = ebb.initialize(model, config(3, SGD, tensor_parallel={"autotp_size": 2}))
+    model, engine = cut_llama()
     batches = token_batches(2, 2)
     engine.backward(of_output(model, batches[0][engine.data_rank])), engine.step()
     connection, other_end = socket.socketpair()  # not gloo's
@@ -155,9 +149,7 @@ def test_what_one_tensor_rank_raises_is_the_error_of_every_rank():
 
 
 def _loses_a_rank(place):
-    mesh_of()
-    model = llama()
-    engine = ebb.initialize(model, config(3, SGD, tensor_parallel={"autotp_size": 2}))
+    model, engine = cut_llama()
     batch = token_batches(1, 1)[0][0]
     engine.backward(of_output(model, batch)), engine.step()
 
