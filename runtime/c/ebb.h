@@ -221,6 +221,11 @@ void ebb_engine_destroy(ebb_engine*);
 /* The unit's parameters in the order in which they were added. Addresses are valid until
  * ebb_engine_suspend or ebb_engine_reorder. */
 int32_t ebb_engine_views(ebb_engine*, int32_t unit, ebb_view*, int32_t capacity, int32_t* count);
+/* Between steps, on this rank alone: waits until the unit's parameters have the values of the last
+ * finished step at the addresses of its views, and sets `is_whole`. 0: the unit is in shards between
+ * steps, so it has no values there. They stay until ebb_step_begin. An error after ebb_write, until
+ * a step or evaluation has begun. */
+int32_t ebb_engine_await_whole(ebb_engine*, int32_t unit, int32_t* is_whole);
 /* Collective, between steps: replaces the visits and the order of the model. Without events the
  * order is forward over the visits and its reverse. Ask for views again afterwards. */
 int32_t ebb_engine_reorder(ebb_engine*, const ebb_visit*, int32_t visits, const ebb_event*,

@@ -113,6 +113,15 @@ int32_t ebb_engine_views(ebb_engine* handle, int32_t unit, ebb_view* views, int3
   });
 }
 
+int32_t ebb_engine_await_whole(ebb_engine* handle, int32_t unit, int32_t* is_whole) {
+  return CallEngine(handle, [&](ebb::Engine& engine) -> absl::Status {
+    if (is_whole == nullptr) return absl::InvalidArgumentError("the pointer to is_whole is null");
+    EBB_ASSIGN_OR_RETURN(const bool whole, engine.AwaitWhole(ebb::UnitId{unit}));
+    *is_whole = whole ? 1 : 0;
+    return absl::OkStatus();
+  });
+}
+
 int32_t ebb_engine_agree(ebb_engine* handle, const char* error) {
   bool evaluates = false;
   const int32_t code = CallLive(handle, [&](ebb_engine& engine) -> absl::Status {

@@ -116,6 +116,12 @@ absl::Status EngineState::CheckRoomForSaves() const {
   return absl::Status(fits.code(), absl::StrCat(fits.message(), "; ",
                                                 sharding::FindAdvice(inputs.ForPlan(), caps).text));
 }
+absl::StatusOr<bool> EngineState::AwaitWhole(UnitId unit) {
+  if (members_ == nullptr) return MovedFrom();
+  absl::StatusOr<bool> whole = members_->interpreter->steps.AwaitWhole(unit);
+  if (!whole.ok()) return Local(*members_, whole.status());
+  return whole;
+}
 absl::StatusOr<TrainingState> EngineState::training_state() {
   if (members_ == nullptr) return MovedFrom();
   absl::StatusOr<TrainingState> state = members_->interpreter->state_calls.training_state();

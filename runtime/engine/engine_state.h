@@ -46,6 +46,12 @@ class EngineState {
                     std::string_view optimizer_state = "");
   absl::Status Write(ParameterId p, StateClass what, const Initialiser& source,
                      std::string_view optimizer_state = "");
+  // Whether a unit's parameters are whole on every rank between steps: at stages 0 to 2, or if the
+  // unit is kept whole. If they are, waits until they have the values of the last finished step, at
+  // the addresses of Views. They stay there until the next BeginStep. Between steps, also in an
+  // evaluation. After Write it is an error until a step or evaluation has begun. Local, not
+  // collective.
+  absl::StatusOr<bool> AwaitWhole(UnitId unit);
   // All state of this rank that a run goes on from, in the order of ReadAsync. With shard groups
   // (ebb.shard_group) only the ranks of the first group have any, because the others have the same.
   std::vector<StateSlice> StateSlices() const;

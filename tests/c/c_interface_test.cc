@@ -126,6 +126,21 @@ TEST_F(CInterface, AStepUpdatesEveryParameter) {
     EXPECT_EQ(Gathered(parameter), (std::vector<float>{-0.5f, 0.5f, 1.5f, 2.5f}));
 }
 
+TEST_F(CInterface, AUnitThatIsWholeHasItsValuesBetweenSteps) {
+  MakeEngine(1);
+  ebb_view view;
+  int32_t count = 0, is_whole = 0;
+  ASSERT_EQ(ebb_engine_views(engine_, 0, &view, 1, &count), EBB_OK) << ebb_error();
+  TakeStep();
+  ASSERT_EQ(ebb_engine_await_whole(engine_, 0, &is_whole), EBB_OK) << ebb_error();
+  EXPECT_EQ(is_whole, 1);
+  const auto* const values = static_cast<const float*>(view.data);
+  EXPECT_EQ(std::vector<float>(values, values + 4), (std::vector<float>{-0.5f, 0.5f, 1.5f, 2.5f}));
+  Refuses(ebb_engine_await_whole(engine_, 0, nullptr), "is_whole");
+  Refuses(ebb_engine_await_whole(engine_, 7, &is_whole), "unit 7");
+  Refuses(ebb_engine_await_whole(nullptr, 0, &is_whole), "");
+}
+
 TEST_F(CInterface, InitialValuesThatAreNanAreAnErrorThatNamesTheParameter) {
   MakeModel(2);
   values_[2] = std::numeric_limits<float>::quiet_NaN();

@@ -10,6 +10,7 @@
 
 #include "ebb/sharding/plan.h"
 #include "tests/engine/scripted.h"
+#include "tests/engine/toy_model.h"
 #include "tests/status.h"
 
 namespace ebb::testing::unit_views_test {
@@ -182,6 +183,63 @@ TEST_P(UnitViewsTest, AUnitThatIsKeptWholeIsNotGatheredAndTrainsToTheSameBits) {
   const ScriptRun kept = RunScript(setting, model, ConfigOf(), round);
   ASSERT_OK(kept.status);
   EXPECT_EQ(kept.masters, gathered.masters);
+}
+
+// The last rank alone asks, and has what all ranks see in the evaluation after that.
+TEST_P(UnitViewsTest, AUnitThatIsWholeHasItsValuesBetweenSteps) {
+  ModelSpec model = ScriptedModel();
+  model.units[1].keep_whole = true;
+  const Setting setting = GetParam().setting;
+  RunOn(setting, model, ConfigOf(), [&](Engine& engine, ScriptedTrainer& trainer) {
+    const auto units = static_cast<int>(model.units.size());
+    const bool asks = trainer.rank() == setting.world - 1;
+    std::vector<std::vector<float>> before;
+    for (int number = 0; number < 3; ++number) {
+      {
+        Step step = engine.BeginStep();
+        trainer.Round(step);
+        EXPECT_EQ(engine.AwaitWhole(UnitId{1}).status().code(),
+                  absl::StatusCode::kFailedPrecondition);
+        ASSERT_OK(step.Finish());
+      }
+      std::vector<std::vector<float>> between(static_cast<size_t>(units));
+      for (int unit = 0; asks && unit < units; ++unit) {
+        ASSERT_OK_AND_ASSIGN(const bool whole, engine.AwaitWhole(UnitId{unit}));
+        EXPECT_EQ(whole, setting.stage < 3 || unit == 1);
+        if (!whole) continue;
+        for (const ParameterView& view : engine.Views(UnitId{unit})) {
+          const std::vector<float> values = Values(view.value);
+          std::vector<float>& all = between[static_cast<size_t>(unit)];
+          all.insert(all.end(), values.begin(), values.end());
+        }
+      }
+      Evaluation evaluation = engine.BeginEvaluation();
+      for (int unit = 0; unit < units; ++unit) {
+        const ForwardScope scope = evaluation.Forward(UnitId{unit});
+        std::vector<float> shown;
+        for (const ParameterView& view : engine.Views(UnitId{unit})) {
+          const std::vector<float> values = Values(scope.parameter(view.parameter));
+          shown.insert(shown.end(), values.begin(), values.end());
+        }
+        const std::vector<float>& asked = between[static_cast<size_t>(unit)];
+        if (asked.empty()) continue;
+        EXPECT_EQ(asked, shown) << "unit " << unit;
+      }
+      ASSERT_OK(evaluation.Finish().status());
+      if (!asks) continue;
+      EXPECT_NE(between, before);  // the step has changed them
+      before = between;
+    }
+    EXPECT_EQ(engine.AwaitWhole(UnitId{99}).status().code(), absl::StatusCode::kInvalidArgument);
+    ASSERT_OK(engine.Write(StateClass::kMaster, Constant(3)));
+    EXPECT_EQ(engine.AwaitWhole(UnitId{1}).status().code(), absl::StatusCode::kFailedPrecondition);
+    ASSERT_OK(engine.BeginEvaluation().Finish().status());
+    ASSERT_OK(engine.AwaitWhole(UnitId{1}).status());
+    for (const ParameterView& view : engine.Views(UnitId{1}))
+      for (const float value : Values(view.value)) EXPECT_EQ(value, 3);
+    ASSERT_OK(engine.Suspend());
+    EXPECT_EQ(engine.AwaitWhole(UnitId{1}).status().code(), absl::StatusCode::kFailedPrecondition);
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(

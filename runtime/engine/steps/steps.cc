@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/base/status_macros.h"
 #include "ebb/runtime/engine/engine_inputs.h"
 #include "ebb/runtime/engine/issue/engine_streams.h"
 #include "ebb/runtime/engine/issue/runnable_plans.h"
@@ -383,6 +384,34 @@ absl::StatusOr<StepReport> Steps::Report() {
   if (suspension_.has_refused_step() && !core_.errors.has_failed()) return suspension_.Error();
   // Where there is only no report yet, nothing has gone wrong.
   return outcome_.has_nothing_to_report() ? report : core_.calls.ReturnedAlone(report);
+}
+
+// Updates of whole units, and the gathers of what other ranks have updated, are enqueued by the
+// time that Finish returns: the next step carries none of them.
+absl::StatusOr<bool> Steps::AwaitWhole(UnitId unit) {
+  const ModelSpec& model = core_.inputs.model;
+  if (static_cast<size_t>(unit) >= model.units.size())
+    return absl::InvalidArgumentError(
+        absl::StrCat("unit ", static_cast<int>(unit), ": the model has ", model.units.size()));
+  if (paused_.alive() || (progress_.alive && !progress_.evaluation))
+    return absl::FailedPreconditionError(
+        "AwaitWhole while a Step is alive: finish or drop it first");
+  if (suspension_.suspended())
+    return absl::FailedPreconditionError("AwaitWhole of a suspended engine: call Resume first");
+  if (state_.has_written()) {
+    return absl::FailedPreconditionError(
+        "AwaitWhole after Write: ranks have what others have written from the next BeginStep or "
+        "BeginEvaluation on");
+  }
+  EBB_RETURN_IF_ERROR(outcome_.AwaitVerdicts());
+  const auto is_whole = [this](UnitId part) {
+    return sharding::IsKeptWhole(core_.plans.plan(), static_cast<int>(part));
+  };
+  const std::vector<UnitId>& parts = model[unit].parts;
+  if (!is_whole(unit) || !std::all_of(parts.begin(), parts.end(), is_whole)) return false;
+  core_.order.WaitForSteps();
+  EBB_RETURN_IF_ERROR(core_.errors.Report());
+  return true;
 }
 
 }  // namespace ebb

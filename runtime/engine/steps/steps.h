@@ -57,6 +57,7 @@ class Steps {
   absl::StatusOr<Evaluation::Sums> FinishEvaluation(int64_t number);
   void Drop(int64_t number);
   absl::StatusOr<StepReport> Report();
+  absl::StatusOr<bool> AwaitWhole(UnitId unit);  // of EngineState
 
   EngineCalls& calls() const { return core_.calls; }
 

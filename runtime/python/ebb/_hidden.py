@@ -2,8 +2,8 @@
 flags are given, and what would read the value is an error that names the parameter. Other tensors are as fast as before.
 
   hidden      outside of its unit, and after close(). Its storage has no memory, so that what torch does not ask about is an error as well. With
-              shows_values and one rank, a read between steps makes all parameters of the engine show their values
-  stale       a resident parameter between step() and the next forward, with the value before the update
+              shows_values a read between steps makes all parameters that are whole on every rank show their values
+  stale       a resident parameter between step() and the first read or the next forward, with the value before the update
   taken       what stands in `.grad` for a gradient that the engine has taken, until the step ends
 
 What is made from one of these without a copy, by `.data` or detach(), has such a class too."""
@@ -53,8 +53,8 @@ class Owner(Protocol):
     """The engine of a parameter that has no value."""
 
     def has_taken(self, name: str) -> bool: ...  # the gradient, in the open step
-    def brings_in(self) -> bool: ...  # whether parameters show their values between steps, which this call has made them do
-    def makes_current(self) -> bool: ...  # whether residents have their new values, which one rank alone gets here: others may not come
+    def brings_in(self, name: str) -> bool: ...  # whether it shows its value between steps, which this call has made it do
+    def makes_current(self) -> bool: ...  # whether residents have their new values, which this call gets
     def fail(self, error: Error) -> None: ...  # ends the step that is open in this thread, perhaps of this rank alone, on every rank
 
 
@@ -136,7 +136,7 @@ class Hidden(_Guard):
     def _ebb_shows(self) -> bool:
         """Whether it shows its value from here on, and has its own class again."""
         owner = _owner(self)
-        return owner is not None and _parameter(self) is self and owner.brings_in()
+        return owner is not None and _parameter(self) is self and owner.brings_in(_name(self))
 
     def _ebb_text(self) -> str:
         name = _name(self)
@@ -182,7 +182,7 @@ class Stale(_Guard):
         if owner is not None and not owner.makes_current():
             raise Error(
                 f"'{_name(self)}' is read by {what} before the model's forward,{_where()}, and still has the value of the forward before: read "
-                f"it within the forward or after it, or call engine.gather('{_name(self)}') on every rank"
+                "it in the thread that made the engine, or after the forward"
             )
 
     def _ebb_write(self, what: str) -> None:
@@ -219,7 +219,9 @@ def as_shown(parameters: Iterable[torch.Tensor]) -> Iterator[None]:
     """Within it the parameters may be given other memory and be read. Afterwards they are as before. Those that show their values when they are
     read do so from here on: a read within would have them shown, and what is put back afterwards would hide them."""
     parameters = list(parameters)
-    any(isinstance(one, Hidden) and one._ebb_shows() for one in parameters)  # the first one brings in all
+    for one in parameters:
+        if isinstance(one, Hidden):
+            one._ebb_shows()
     before = [(parameter, type(parameter)) for parameter in parameters]
     for parameter, _ in before:
         parameter.__class__ = kind_of(parameter)

@@ -200,6 +200,7 @@ SIGNATURES = {
     "ebb_engine_close": (c_int32, _handle),
     "ebb_engine_destroy": (None, _handle),
     "ebb_engine_views": (c_int32, _handle, c_int32, POINTER(View), c_int32, _count),
+    "ebb_engine_await_whole": (c_int32, _handle, c_int32, POINTER(c_int32)),
     "ebb_engine_agree": (c_int32, _handle, c_char_p),
     "ebb_engine_reorder": (c_int32, _handle, POINTER(Visit), c_int32, POINTER(Event), c_int32),
     "ebb_engine_suspend": (c_int32, _handle, c_int32),

@@ -110,18 +110,16 @@ class OpenSteps:
 
     @property
     def shows_values(self) -> bool:
-        """Whether parameters show their values between steps too, without a copy and on each rank alone, at stages 0 to 2. With several ranks
-        step() then waits for the updates. With one, the first read after it does."""
-        return self._steps.shows
+        """Whether parameters that are whole on every rank show their values between steps too, without a copy and on each rank alone: all at
+        stages 0 to 2, and at stage 3 those of units of at most "stage3_param_persistence_threshold" elements. The first read after a step
+        waits for its updates."""
+        return self._steps.whole.enabled
 
     @shows_values.setter
     def shows_values(self, shows: bool) -> None:
         self._state.between_steps("shows_values")
-        if shows and int(self.config.get("zero_optimization", {}).get("stage", 0)) == 3:
-            raise Error("shows_values: at stage 3 a parameter is in shards between steps: engine.gather(name) returns its value", "INVALID_ARGUMENT")
-        self._steps.hide_values()
-        self._steps.shows = shows
-        self._steps.refresh_residents()
+        self._steps.whole.hide()
+        self._steps.whole.enabled = shows
 
     @property
     def reads_gradients(self) -> bool:

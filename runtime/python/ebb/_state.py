@@ -83,18 +83,23 @@ class State:
     def has_taken(self, name: str) -> bool:
         return name in self.steps.taken
 
-    def brings_in(self) -> bool:
-        if not self.steps.shows_when_read or self.memory.closed or self.is_suspended or threading.get_ident() != self.thread:
-            return False
-        with torch.no_grad(), as_plain():
-            self.steps.refresh_residents()
-        return True
+    def brings_in(self, name: str) -> bool:
+        self._show_whole()
+        return self.slots[name][0].stays
 
     def makes_current(self) -> bool:
-        if self.steps.is_stale and self.world.size == 1:
+        if self.steps.whole.is_stale and self._may_show():
             with torch.no_grad(), as_plain():
-                self.steps.refresh_residents()
-        return self.world.size == 1 or not self.steps.is_stale
+                self.steps.whole.show_residents()
+        return not self.steps.whole.is_stale
+
+    def _show_whole(self) -> None:
+        if self._may_show():
+            with torch.no_grad(), as_plain():
+                self.steps.whole.show()
+
+    def _may_show(self) -> bool:
+        return not (self.steps.in_step or self.memory.closed or self.is_suspended) and threading.get_ident() == self.thread
 
     def fail(self, error: Error) -> None:
         is_here = os.getpid() == self.memory.process and threading.current_thread() is threading.main_thread()
@@ -107,7 +112,7 @@ class State:
     def gather(self, name: str, rank: int = -1, master: bool = False, state: str = "") -> torch.Tensor | None:
         """Collective: as Engine.gather(), by the engine's name. Local while the parameter shows its value between steps."""
         slots, i = self.slots[name]
-        if not master and not state and not is_dtensor(self.parameters[name]) and (slots.stays or self.brings_in() and slots.stays):
+        if not master and not state and not is_dtensor(self.parameters[name]) and (slots.stays or self.brings_in(name)):
             return slots.views[i].detach().to("cpu", copy=True) if rank in (-1, self.world.rank) else None
         self.between_forwards(checks_writes=False)  # of many parameters in turn
         if state == GRADIENT_NAME:
@@ -143,7 +148,7 @@ class State:
         """Collective: Engine.lend()."""
         before: dict[str, torch.Tensor] = {}
         names = list(names)
-        self.brings_in()  # what is read later would take the place of values that are lent
+        self._show_whole()  # what is read later would take the place of values that are lent
         for name in names:
             slots, i = self.slots[name]
             if i in slots.lent:
@@ -222,7 +227,7 @@ class State:
             if value.shape != shape:
                 raise Error(f"'{name}' has the shape {list(shape)}, and was given {list(value.shape)}", "INVALID_ARGUMENT")
         if not state:
-            self.steps.hide_values()
+            self.steps.whole.hide()
         for name, value in values.items():
             given = value.detach().to("cpu", torch.float32).contiguous()
             if state == GRADIENT_NAME and (scale := self.steps.scale_of_sums()) != 1:
@@ -234,7 +239,7 @@ class State:
 
             check(library.ebb_write_parameter(self.memory.handle, self.ids[name], *_state_of(state), _library.FILL(fill), None))
         if not state:
-            self.steps.refresh_residents()
+            self.steps.refresh()
 
 
 def _state_of(name: str) -> tuple[int, bytes | None]:

@@ -20,6 +20,7 @@ from ._tensor_faults import TensorFaults
 from ._tensors import DTYPES, Memory, Slots, over
 from ._units import Unit
 from ._visits import Order, Visit
+from ._whole_values import WholeValues
 
 _FP16_SCALE_MAX = 2.0**15
 _COUNTS, _ROUNDS_MORE = 8, 8  # steps whose backwards say those of the next one; rounds of a step that has more
@@ -50,7 +51,7 @@ class Steps:
         self.memory = memory
         self.units = units
         self.slots = slots
-        self.residents = [unit for unit in units if unit.keep_whole]
+        self.whole = WholeValues(memory, units, slots)
         self.first_id = first_id  # by unit: the engine's number of its first parameter
         self.taking = order.taking_visits(len(units))  # by unit: which visit of a round takes gradients
         self.device = device
@@ -60,7 +61,6 @@ class Steps:
         self.ranks, self.data_ranks = ranks, data_ranks
         self.faults, self.opened = faults, 0  # scopes, of the engine's life
         self.in_step = False
-        self.is_stale = False  # residents show the values before the last update
         self.has_failed = False  # the step that the model's last call belongs to
         self.backwards = 0  # that have ended in the step
         self.counted = 0  # of them, those that step() has seen
@@ -79,7 +79,6 @@ class Steps:
         self.takes_late_rates = False  # those that rates() gives when the step ends
         self.holds = False  # steps keep their gradients until their end, so that they can be read and written; of the open step: held
         self.held = False
-        self.shows = False  # parameters show their values between steps
         self.is_reduced = False  # the gradients of the step are final
         self.given: Rates = []
         self.taken: set[str] = set()  # names of the parameters whose gradients the engine has taken in the step
@@ -93,7 +92,7 @@ class Steps:
         if is_half:  # a backward that reaches no unit is not seen otherwise
             self.handles += [
                 parameter.register_post_accumulate_grad_hook(self._refuse_unscaled)
-                for unit in self.residents for parameter in unit.parameters if parameter.requires_grad
+                for unit in self.whole.residents for parameter in unit.parameters if parameter.requires_grad
             ]
         self._asked: dict[tuple[int, tuple[int, ...]], _Asked] = {}
 
@@ -110,7 +109,7 @@ class Steps:
         if trains:
             self.finish_evaluation()
             if not self.in_step:
-                self.hide_values()
+                self.whole.hide()
                 self._begin_step()
             elif self.is_reduced:
                 raise Error(
@@ -127,9 +126,9 @@ class Steps:
                 )
         elif not self.in_evaluation:
             self._begin_evaluation()
-            self._show_residents()
-            if self.shows_when_read:  # what runs may read a parameter of another unit
-                self._show_rest()
+            if not self.in_step:  # what runs may read residents, and parameters of other units
+                self.whole.show_residents()
+                self.whole.show()
 
     def open(self, kind: int, visit: Visit) -> int:
         index = visit.unit.index
@@ -204,9 +203,7 @@ class Steps:
         self.in_step = False
         self.backwards = self.counted = 0
         self.taken.clear()
-        self.is_stale = True
-        for unit in self.residents:
-            self.slots[unit.index].age()
+        self.whole.age()
         check(library.ebb_step_finish(self.memory.handle, byref(options)))
 
     def reduce(self) -> None:
@@ -306,7 +303,7 @@ class Steps:
         """Raises if the trainer's own code has put a gradient where the engine no longer takes it. `has_new`: a backward has ended since the
         last step(), so the gradients of residents have just been taken."""
         if not has_new:
-            late = next((name for unit in self.residents for name, one in zip(unit.names, unit.parameters) if one.grad is not None), None)
+            late = next((name for unit in self.whole.residents for name, one in zip(unit.names, unit.parameters) if one.grad is not None), None)
             if late is not None:
                 raise Error(
                     f"'{late}' has got a gradient after the step() that counted the last backward, so it cannot count in this step any more: do "
@@ -339,41 +336,12 @@ class Steps:
         for slots in self.slots:
             slots.check()
 
-    @property
-    def shows_when_read(self) -> bool:
-        """Whether parameters show their values between steps only from the first read on. Several ranks show them after each step, because one of
-        them may read alone."""
-        return self.shows and self.ranks == 1 and not self.in_step
-
-    def refresh_residents(self) -> None:
-        """Collective, between steps: updates the values that parameters show."""
-        if (self.residents or self.shows) and self.slots[0].views:
+    def refresh(self) -> None:
+        """Collective, between steps: every rank gets what was written, and parameters show it."""
+        if (self.whole.residents or self.whole.enabled) and self.slots[0].views:
+            self.whole.is_stale = True
             self.begin(trains=False)
-            if self.shows:
-                self._show_rest()
             self.finish_evaluation()
-
-    def _show_rest(self) -> None:
-        for unit in self.units:
-            if not unit.keep_whole and not self.slots[unit.index].stays:
-                self._show(unit)
-                self.slots[unit.index].stays = True
-
-    def hide_values(self) -> None:
-        """Ends what refresh_residents() shows, before values change."""
-        for slots in self.slots:
-            slots.end_stay()
-
-    def _show(self, unit: Unit) -> None:
-        self.slots[unit.index].check()
-        check(library.ebb_scope_open(self.memory.handle, FORWARD, unit.index, byref(self._scope)))
-        self.slots[unit.index].show()
-        check(library.ebb_scope_close(self.memory.handle, self._scope))
-
-    def _show_residents(self) -> None:
-        self.is_stale = False
-        for unit in self.residents:
-            self._show(unit)
 
     def loss_scale(self) -> float:
         scale = c_float()
@@ -433,7 +401,7 @@ class Steps:
         )
         check(library.ebb_step_begin(self.memory.handle, byref(options)))
         self.in_step, self.is_reduced = True, False
-        self.is_stale = False  # the forward that begins the step shows them
+        self.whole.is_stale = False  # the forward that begins the step shows them
         self.backwards = self.counted = 0
 
     def _takes(self, visit: Visit) -> bool:

@@ -77,7 +77,7 @@ class Engine(OpenSteps):
         self._walk.expect(order)
         self._walk.attach()
         self._state = State(model, world, self._memory, units, first_id, self._steps, self._walk)
-        self._steps.refresh_residents()
+        self._steps.refresh()
         self._aliases = {alias: one._ebb_name for alias, one in model.named_parameters(remove_duplicate=False)}
         self._finished = 0
         self._entries = Entries(self._state)
@@ -154,8 +154,6 @@ class Engine(OpenSteps):
             self._walk.forget()
         self._finished += 1
         self._settle_order()
-        if steps.shows and not steps.shows_when_read:
-            steps.refresh_residents()
         if self.optimizer is not None:
             self.optimizer._opt_called = True  # torch's schedulers warn without it
         if self._finished == 2:
@@ -288,10 +286,10 @@ class Engine(OpenSteps):
         self._state.between_steps("load")
         if os.path.isdir(os.path.join(path, "zero")):
             return saving.load_universal(self, path, states=states, partial=partial)
-        self._steps.hide_values()
+        self._steps.whole.hide()
         found, options = _library.Loaded(), _library.LoadOptions(without_states=not states, partial=partial)
         check(library.ebb_load_with(self._memory.handle, os.fspath(path).encode(), byref(options), byref(found)))
-        self._steps.refresh_residents()
+        self._steps.refresh()
         _buffers.set_to(self._entries, ctypes.string_at(found.buffers, found.buffers_bytes))
         of_this_rank = ctypes.string_at(found.of_this_rank, found.of_this_rank_bytes)
         return found.step, ctypes.string_at(found.trainer, found.trainer_bytes), of_this_rank
@@ -309,9 +307,9 @@ class Engine(OpenSteps):
         """Collective: every parameter takes the value of the parameter of `other` that has the same name and shape."""
         self._state.between_steps("copy_parameters_from")
         other._state.between_steps("copy_parameters_from")
-        self._steps.hide_values()
+        self._steps.whole.hide()
         check(library.ebb_engine_copy_parameters(self._memory.handle, other._memory.handle))
-        self._steps.refresh_residents()
+        self._steps.refresh()
 
     def reorder(self, example: Any) -> None:
         """Collective, between steps: learns the order of the units again from `example`, which is as for initialize(). Call it if the loop
@@ -342,7 +340,7 @@ class Engine(OpenSteps):
         """Collective, between steps: frees the device's memory and keeps the state on the host, until resume(). Meanwhile parameters have
         no values, but state can be read and written."""
         self._state.between_steps("suspend")
-        self._steps.hide_values()
+        self._steps.whole.hide()
         for slots in self._slots:
             slots.conceal()
             slots.views = []
@@ -358,7 +356,7 @@ class Engine(OpenSteps):
         self._state.between_steps("resume")
         check(library.ebb_engine_suspend(self._memory.handle, 0))
         self._place()
-        self._steps.refresh_residents()
+        self._steps.refresh()
 
     def close(self, keep_values: bool = False) -> None:
         """Ends the engine's threads and files, and removes the hooks from the model. After this the parameters have no values, and reading one
@@ -478,13 +476,13 @@ class Engine(OpenSteps):
 
     def _adopt(self, order: Order) -> None:
         visits, events = structs_of(order)
-        self._steps.hide_values()
+        self._steps.whole.hide()
         check(library.ebb_engine_reorder(self._memory.handle, visits, len(visits), events, len(events)))
         self.order = order
         self._steps.adopt(order)
         self._walk.expect(order)
         self._place()
-        self._steps.refresh_residents()
+        self._steps.refresh()
 
     def _place(self) -> None:
         for unit, slots in zip(self.units, self._slots):

@@ -243,12 +243,13 @@ def test_a_moving_average_over_gathered_parameters():
 
 
 @both
-@pytest.mark.parametrize("stage, dtype", [(0, "bf16"), (1, "fp32"), (2, "bf16")])
+@pytest.mark.parametrize("stage, dtype", [(0, "bf16"), (1, "fp32"), (2, "bf16"), (3, "bf16")])
 @on_ranks
-def test_below_stage_3_parameters_show_their_values_between_steps(stage, dtype):
+def test_parameters_that_are_whole_show_their_values_between_steps(stage, dtype):
     deepspeed = loops.deepspeed()
     is_half = dtype == "bf16"
-    engine = loops.begin(training.mlp(), loops.config(stage, **({"bf16": {"enabled": True}} if is_half else {})))
+    whole = {"stage3_param_persistence_threshold": 100}  # of the largest unit: 72 elements
+    engine = loops.begin(training.mlp(), loops.config(stage, zero=whole, **({"bf16": {"enabled": True}} if is_half else {})))
     model, shown = engine.module, lambda: {name: one.detach().clone() for name, one in engine.module.named_parameters()}
     batches = [[[one.bfloat16() if is_half else one for one in batch] for batch in step] for step in training.vector_batches(3, engine.world_size)]
     before = shown()
@@ -288,18 +289,21 @@ _READS = [
 ]
 
 
-@on_one
-def test_each_way_to_read_a_parameter_brings_its_value_in():
+@both
+@on_ranks
+def test_each_way_to_read_a_parameter_brings_its_value_in_on_one_rank_alone():
     model, plain = loops.pair()
     engine = loops.begin(model, loops.config(1))
     other = loops.adamw(plain.parameters())
-    (of_step,) = training.vector_batches(1, 1)
+    (of_step,) = training.vector_batches(1, engine.world_size)
     loops.train(engine, [of_step])  # the order of units is learned, and all values are placed again
     loops.train_with_torch(plain, [of_step], other)
-    for read in _READS:
+    for number, read in enumerate(_READS):
         loops.train(engine, [of_step])
         loops.train_with_torch(plain, [of_step], other)
         assert not any(slots.stays for slots in engine.ebb._slots)  # nobody has looked
+        if engine.global_rank != number % engine.world_size:
+            continue
         value = read(model[2].weight)
         assert type(model[2].weight) is torch.nn.Parameter and torch.allclose(value, plain[2].weight, atol=1e-5)
         assert "no value" not in repr(model[0].weight) and torch.allclose(model[0].weight, plain[0].weight, atol=1e-5)
@@ -366,7 +370,29 @@ def test_a_write_to_a_shown_value_is_an_error(looks_first):
     with pytest.raises(ebb.Error, match="has written to '0.weight'"):
         loops.train(engine, training.vector_batches(1, 1))
     engine.destroy()
-    engine = loops.begin(training.mlp())
-    with pytest.raises(ebb.Error, match="at stage 3 a parameter is in shards"):
-        engine.ebb.shows_values = True
+
+
+@on_two
+def test_at_stage_3_small_units_alone_show_their_values():
+    import ebb
+
+    deepspeed = loops.deepspeed()
+    engine = loops.begin(training.mlp(), loops.config(zero={"stage3_param_persistence_threshold": 20}))  # the last unit has 9 elements
+    weight, last = engine.module[0].weight, engine.module[6].weight
+    batches = training.vector_batches(3, 2)
+    before = last.detach().clone()
+    for step in batches:
+        loops.train(engine, [step])
+        if engine.global_rank == 1:  # alone
+            assert last.norm() > 0 and not torch.equal(last, before) and isinstance(last.tolist()[0][0], float)
+        with pytest.raises(ebb.Error, match="'0.weight' is read by norm outside of its unit"):
+            weight.norm()
+        shown = last.detach().clone()
+        assert torch.equal(shown, deepspeed.utils.safe_get_full_fp32_param(last)) and torch.equal(shown, engine.ebb.gather("6.weight"))
+        before = shown
+    with deepspeed.zero.GatheredParameters([weight, last], modifier_rank=0):
+        if engine.global_rank == 0:
+            weight.data.fill_(2), last.data.fill_(3)
+    assert set(last.flatten().tolist()) == {3} and torch.equal(engine.ebb.gather("0.weight"), torch.full((8, 8), 2.0))
+    loops.train(engine, batches)
     engine.destroy()

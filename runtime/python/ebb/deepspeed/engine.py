@@ -172,8 +172,7 @@ class DeepSpeedEngine(Facts, Saving, nn.Module):
             for parameter in self.module.parameters():
                 zero.mark(parameter)
             self.module.ds_external_parameters = zero.no_external_parameters
-        else:
-            self.ebb.shows_values = True
+        self.ebb.shows_values = True
         if self._groups is not None:
             self.ebb.reads_gradients = True
             self.ebb.forwards_max = _FORWARDS_MAX
@@ -319,9 +318,9 @@ class DeepSpeedEngine(Facts, Saving, nn.Module):
         samples = self.train_batch_size()
         self.global_samples += samples if self._config.managed else samples // self.gradient_accumulation_steps() * backwards
         self._applied = None  # report() knows
-        if self.lr_scheduler is not None or self._config.dtype != torch.float32:
-            if self._report().applied and self.lr_scheduler is not None:
-                self.lr_scheduler.step(**(lr_kwargs or {}))
+        # In fp32 DeepSpeed skips no step, so a schedule need not wait for the verdict.
+        if (self._config.dtype == torch.float32 or self._report().applied) and self.lr_scheduler is not None:
+            self.lr_scheduler.step(**(lr_kwargs or {}))
 
     def _report(self) -> Report | None:
         """Of the last update."""
