@@ -15,12 +15,16 @@ constexpr int64_t kNormBlock = 1024;  // elements; a norm has one sum for each b
 
 ReductionLowering::Gradient ReductionLowering::OfUnit(const Part& part) const {
   const int shard = table_.Find(Purpose::kGradientShard, part.unit);
+  // The first contribution is the shard, if it comes in the shard's dtype.
+  const bool accumulates =
+      d_.accumulates[part.unit] &&
+      !(part.first && d_.communication_of(part.unit) == d_.shard_dtype(part.unit));
   return {.part = part,
           .section = SectionOf(in_.plan, part.unit, /*trainable=*/true),
           .shard_tier = table_.TierOf(shard),
           .communication = d_.communication_of(part.unit),
-          .accumulates = d_.accumulates[part.unit],
-          .sums_with_norm = d_.accumulates[part.unit] && !d_.sums_tensor[part.unit],
+          .accumulates = accumulates,
+          .sums_with_norm = accumulates && !d_.sums_tensor[part.unit],
           .shard = table_.OwnSlice(shard)};
 }
 

@@ -120,13 +120,18 @@ TEST(PlanBytes, KernelsReadAndWriteEachByteOnce) {
       if (sent != d.communication)
         round += contributions * section.shard * (SizeOf(sent) + SizeOf(d.communication));
       all_reduce += contributions * section.shard * SizeOf(sent);
-      if (d.accumulates[u]) {
+      const bool sums = d.accumulates[u];
+      // The first contribution is the shard, if it comes in the shard's dtype.
+      const bool first_is_shard = sums && d.communication == d.accumulation;
+      if (sums) {
         // The slice is read; the shard is written, and read but for the first time.
-        accumulate += section.shard * (contributions * SizeOf(d.communication) +
-                                       (2 * contributions - 1) * SizeOf(d.accumulation));
-      } else {
-        norm += section.shard * SizeOf(d.communication);
+        const int64_t added = contributions - (first_is_shard ? 1 : 0);
+        accumulate +=
+            section.shard * (added * SizeOf(d.communication) +
+                             (2 * added - (first_is_shard ? 0 : 1)) * SizeOf(d.accumulation));
       }
+      if (!sums || (first_is_shard && contributions == 1))
+        norm += section.shard * SizeOf(d.communication);
       const int64_t owned = d.stage == 0 ? section.elements : section.shard;
       const int64_t copy = d.compute == DType::kFloat32 ? 0 : SizeOf(d.compute);
       // LAMB reads both states before, LARS none.

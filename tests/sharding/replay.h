@@ -77,6 +77,7 @@ class Replay {
   void AllReduce(int thing, const Op& operation);
   void Round(int thing, const Op& operation);
   void WriteReduced(int thing, const Op& operation, size_t part);
+  void WriteFirst(int thing, const Range& shard, int unit);
   void Accumulate(int thing, const Op& operation);
   void UseSumScratch(int thing);
   void SumTensor(int thing, const Op& operation);
@@ -144,9 +145,10 @@ class Replay {
   Range LandedSlice(const Op& reduction, size_t part) const;
   // The kReduce that an operation on its slices belongs to.
   const Op* ReductionOf(const Op& operation) const;
-  // The reduction's parts with shards in `tier` that accumulate or do not, as indices.
-  std::vector<size_t> PartsThat(const Op& reduction, bool accumulate, Tier tier) const;
-  std::vector<size_t> PartsThat(const Op& reduction, bool accumulate, Tier tier,
+  bool IsAdded(const Part& part) const;  // to a shard, or else it is the shard
+  // The reduction's parts with shards in `tier` that are added to them or not, as indices.
+  std::vector<size_t> PartsThat(const Op& reduction, bool are_added, Tier tier) const;
+  std::vector<size_t> PartsThat(const Op& reduction, bool are_added, Tier tier,
                                 const Op& operation) const;
   // Those whose norms are not taken with their last addition.
   std::vector<size_t> MeasuredParts(const Op& reduction, Tier tier, const Op& norm) const;

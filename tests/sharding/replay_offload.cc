@@ -202,12 +202,10 @@ void Replay::Land(int thing, const Op& operation) {
     if (operation.parts[landed++].scope != part.scope) return Fail("a landing of other parts");
     const Content slice = GradientOf(Content::kReducedSlice, part.scope);
     memory_.Read(thing, RangeOf(move.from, move.bytes), slice);
-    if (plan_->decisions.accumulates[part.unit]) {
+    if (IsAdded(part)) {
       memory_.Write(thing, RangeOf(move.to, move.bytes), slice);
     } else {
-      ++contributions_[part.unit];
-      memory_.Write(thing, RangeOf(move.to, move.bytes),
-                    {Content::kGradientShard, part.unit, steps_, 1});
+      WriteFirst(thing, RangeOf(move.to, move.bytes), part.unit);
     }
   }
   if (landed != operation.parts.size()) Fail("a landing has a part too many");

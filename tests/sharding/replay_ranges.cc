@@ -130,7 +130,7 @@ Range Replay::Reduced(const Op& operation, size_t part) const {
 
 Range Replay::Summed(const Op& operation, size_t part) const {
   const int unit = operation.parts[part].unit;
-  if (!rounds(unit) && !plan_->decisions.accumulates[unit] && GradientTier(unit) == Tier::kDevice)
+  if (!rounds(unit) && !IsAdded(operation.parts[part]) && GradientTier(unit) == Tier::kDevice)
     return GradientShard(unit, /*whole=*/false);
   return OwnSliceOf(Reduced(operation, part));
 }
@@ -150,7 +150,7 @@ Range Replay::LandedSlice(const Op& reduction, size_t part) const {
   const int64_t size = SizeOf(plan_->decisions.communication_of(reduction.parts[part].unit));
   int64_t start = 0;
   for (size_t i :
-       PartsThat(reduction, /*accumulate=*/true, GradientTier(reduction.parts[part].unit))) {
+       PartsThat(reduction, /*are_added=*/true, GradientTier(reduction.parts[part].unit))) {
     if (i < part) start += Aligned(trainable(reduction.parts[i].unit).shard * size);
   }
   return ScratchRange(Purpose::kLanding, start, trainable(reduction.parts[part].unit).shard * size);
@@ -178,9 +178,9 @@ const Op* Replay::ReductionOf(const Op& operation) const {
 }
 
 // Shards on NVMe are summed one at a time, in a slot: of those only what `op` is of.
-std::vector<size_t> Replay::PartsThat(const Op& reduction, bool accumulate, Tier tier,
+std::vector<size_t> Replay::PartsThat(const Op& reduction, bool are_added, Tier tier,
                                       const Op& operation) const {
-  std::vector<size_t> parts = PartsThat(reduction, accumulate, tier);
+  std::vector<size_t> parts = PartsThat(reduction, are_added, tier);
   if (tier != Tier::kNvme) return parts;
   std::erase_if(
       parts, [&](size_t i) { return reduction.parts[i].scope != operation.parts.front().scope; });
@@ -196,11 +196,17 @@ Range Replay::SummedShard(const Op& operation, const Part& part) const {
   return RangeOf(shard.place, trainable(part.unit).shard * size);
 }
 
-std::vector<size_t> Replay::PartsThat(const Op& reduction, bool accumulate, Tier tier) const {
+// The first contribution is the shard, if it comes in the shard's dtype.
+bool Replay::IsAdded(const Part& part) const {
+  const Decisions& d = plan_->decisions;
+  return d.accumulates[part.unit] &&
+         !(part.first && d.communication_of(part.unit) == d.shard_dtype(part.unit));
+}
+
+std::vector<size_t> Replay::PartsThat(const Op& reduction, bool are_added, Tier tier) const {
   std::vector<size_t> parts;
   for (size_t i = 0; i < reduction.parts.size(); ++i) {
-    const int unit = reduction.parts[i].unit;
-    if (plan_->decisions.accumulates[unit] == accumulate && GradientTier(unit) == tier)
+    if (IsAdded(reduction.parts[i]) == are_added && GradientTier(reduction.parts[i].unit) == tier)
       parts.push_back(i);
   }
   return parts;

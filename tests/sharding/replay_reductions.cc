@@ -59,14 +59,17 @@ void Replay::Round(int thing, const Op& operation) {
 // The last operation of a reduction: its result is accumulated next, or is the shard itself.
 void Replay::WriteReduced(int thing, const Op& operation, size_t i) {
   const Part& part = operation.parts[i];
-  if (plan_->decisions.accumulates[part.unit] || GradientTier(part.unit) != Tier::kDevice) {
+  if (IsAdded(part) || GradientTier(part.unit) != Tier::kDevice) {
     memory_.Write(thing, ReducedSlice(operation, i),
                   GradientOf(Content::kReducedSlice, part.scope));
   } else {
-    ++contributions_[part.unit];
-    memory_.Write(thing, GradientShard(part.unit, /*whole=*/false),
-                  {Content::kGradientShard, part.unit, steps_, 1});
+    WriteFirst(thing, GradientShard(part.unit, /*whole=*/false), part.unit);
   }
+}
+
+void Replay::WriteFirst(int thing, const Range& shard, int unit) {
+  if (contributions_[unit]++ != 0) Fail(absl::StrCat("unit ", unit, ": written, not added"));
+  memory_.Write(thing, shard, {Content::kGradientShard, unit, steps_, 1});
 }
 
 // `op` does something with these parts of the reduction, and with no others.
@@ -87,7 +90,7 @@ void Replay::Accumulate(int thing, const Op& operation) {
   if (reduction == nullptr) return Fail("an accumulate without its reduction");
   const Tier tier = GradientTier(operation.parts.front().unit);
   if (tier != Tier::kDevice && operation.stream != StreamId::kHostSum) Fail("a sum out of place");
-  const std::vector<size_t> parts = PartsThat(*reduction, /*accumulate=*/true, tier, operation);
+  const std::vector<size_t> parts = PartsThat(*reduction, /*are_added=*/true, tier, operation);
   if (!HasTheParts(operation, *reduction, parts)) return;
   for (size_t i = 0; i < parts.size(); ++i) {
     const Part& part = operation.parts[i];
@@ -123,13 +126,16 @@ void Replay::SumTensor(int thing, const Op& operation) {
   }
 }
 
+// Nothing changes these shards after the reduction. An addition takes the norm of its sum, unless a
+// sum over tensor comes between.
 std::vector<size_t> Replay::MeasuredParts(const Op& reduction, Tier tier, const Op& norm) const {
-  std::vector<size_t> parts = PartsThat(reduction, /*accumulate=*/false, tier, norm);
-  for (const size_t i : PartsThat(reduction, /*accumulate=*/true, tier)) {
+  std::vector<size_t> parts = PartsThat(reduction, /*are_added=*/false, tier, norm);
+  for (const size_t i : PartsThat(reduction, /*are_added=*/true, tier))
+    if (sums_tensor(reduction.parts[i].unit)) parts.push_back(i);
+  std::erase_if(parts, [&](size_t i) {
     const int unit = reduction.parts[i].unit;
-    if (sums_tensor(unit) && contributions_[unit] == expected_contributions(unit))
-      parts.push_back(i);
-  }
+    return contributions_[unit] != expected_contributions(unit);
+  });
   std::sort(parts.begin(), parts.end());
   return parts;
 }
