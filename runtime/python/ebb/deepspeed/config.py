@@ -138,6 +138,8 @@ class DeepSpeedConfig:
         made.pop("train_batch_size", None)
         made["train_micro_batch_size_per_gpu"] = self.train_micro_batch_size_per_gpu
         made["gradient_accumulation_steps"] = backwards
+        if self.world_size == 1 and not (made.get("zero_optimization") or {}).get("offload_optimizer"):
+            made["ebb"] = {"reduce_at": "step", **(made.get("ebb") or {})}  # gradients are summed where backward writes them
         return made
 
     @staticmethod
