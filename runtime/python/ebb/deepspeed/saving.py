@@ -16,7 +16,7 @@ from .. import checkpoint
 from .._library import Error
 from ..saving import replace_text
 from . import comm
-from .zero_to_fp32 import MODEL_STATES, OF_MODEL, OPTIMIZER_STATES, SCRIPT, tag_in
+from .zero_to_fp32 import OF_MODEL, SCRIPT, is_ours, tag_in, write_for_others
 
 log = logging.getLogger("ebb")
 _COUNTERS = ("global_steps", "global_samples", "micro_steps")
@@ -49,19 +49,12 @@ class Saving:
         elif self.global_rank == 0:
             torch.save({"module": self.module.state_dict(), "kept": written.getvalue()}, os.path.join(folder, OF_MODEL))
         if self.global_rank == 0:
-            self._write_for_others(save_dir, folder, kept["client_state"])
-        if self.global_rank == 0 and save_latest:
-            replace_text(pathlib.Path(save_dir, "latest"), tag)
+            write_for_others(folder, kept["client_state"], self.zero_optimization_stage(), self._config.dtype == torch.bfloat16)
+            pathlib.Path(save_dir, "zero_to_fp32.py").write_text(SCRIPT, encoding="utf-8")
+            if save_latest:
+                replace_text(pathlib.Path(save_dir, "latest"), tag)
         comm.barrier()
         return True
-
-    def _write_for_others(self, save_dir: str, folder: str, client_state: Mapping[str, Any]) -> None:
-        """Files that are not loaded here."""
-        torch.save(client_state, os.path.join(folder, MODEL_STATES))
-        stage = {"optimizer_state_dict": {"zero_stage": self.zero_optimization_stage()}}
-        torch.save(stage, os.path.join(folder, OPTIMIZER_STATES))
-        with open(os.path.join(save_dir, "zero_to_fp32.py"), "w", encoding="utf-8") as file:
-            file.write(SCRIPT)
 
     def load_checkpoint(
         self, load_dir: str, tag: Any = None, load_module_strict: bool = True, load_optimizer_states: bool = True,
@@ -113,7 +106,7 @@ class Saving:
         for universal in (folder, f"{folder}_universal"):
             if os.path.isdir(os.path.join(universal, "zero")):
                 return universal, True
-        if glob.glob(os.path.join(glob.escape(folder), "*_model_states.pt")):
+        if not is_ours(folder) and glob.glob(os.path.join(glob.escape(folder), "*_model_states.pt")):
             raise Error(
                 f"'{folder}' is a checkpoint of DeepSpeed's, in pieces of its ranks. Where DeepSpeed is installed, run `python -m "
                 f"deepspeed.checkpoint.ds_to_universal --input_folder {folder} --output_folder {folder}_universal`. Then load '{load_dir}' again",

@@ -1,6 +1,7 @@
 """deepspeed.utils.zero_to_fp32: the fp32 values of a tag that save_checkpoint() has written, without an engine."""
 
 import argparse
+import glob
 import io
 import os
 from typing import Any
@@ -11,7 +12,8 @@ from torch import nn
 from .._library import Error
 from .._saved_run import SavedRun, write_model_files
 
-MODEL_STATES, OPTIMIZER_STATES = "client_state.pt", "zero_stage.pt"  # what programs open by get_model_state_file() and get_optim_files()
+# DeepSpeed's names, which programs look for. Behind them are the client state and the stage of ZeRO alone.
+_MODEL_STATES, _OPTIMIZER_STATES = "mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_optim_states.pt"
 OF_MODEL = "model.pt"  # of an engine without shards
 SCRIPT = '''"""Writes the fp32 values of a tag in this folder for from_pretrained: python zero_to_fp32.py . output"""
 
@@ -75,20 +77,31 @@ def convert_zero_checkpoint_to_fp32_state_dict(
     write_model_files(values, output_dir, max_shard_size, safe_serialization)
 
 
+def write_for_others(folder: str, client_state: Any, stage: int, is_bf16: bool) -> None:
+    """Two files that nothing here loads."""
+    torch.save(client_state, os.path.join(folder, "zero_pp_rank_0_" * (stage == 3) + _MODEL_STATES))
+    torch.save({"optimizer_state_dict": {"zero_stage": stage}}, os.path.join(folder, "bf16_" * is_bf16 + _OPTIMIZER_STATES))
+
+
 def get_model_state_file(checkpoint_dir: Any, zero_stage: int) -> str:
-    """Of a tag's folder: a file with the client state."""
-    return _existing(os.path.join(checkpoint_dir, MODEL_STATES))
+    """Of a tag's folder: the file with the client state."""
+    return _existing(checkpoint_dir, "zero_pp_rank_0_" * (zero_stage == 3) + _MODEL_STATES)[0]
 
 
 def get_optim_files(checkpoint_dir: Any) -> list[str]:
-    """Of a tag's folder: a file with the stage of ZeRO."""
-    return [_existing(os.path.join(checkpoint_dir, OPTIMIZER_STATES))]
+    """Of a tag's folder: the file with the stage of ZeRO."""
+    return _existing(checkpoint_dir, "*" + _OPTIMIZER_STATES)
 
 
-def _existing(path: str) -> str:
-    if not os.path.exists(path):
-        raise FileNotFoundError(f"can't find model states file at '{path}'")
-    return path
+def _existing(folder: Any, name: str) -> list[str]:
+    found = glob.glob(os.path.join(glob.escape(str(folder)), name))
+    if not found:
+        raise FileNotFoundError(f"can't find '{name}' in '{folder}'")
+    return found
+
+
+def is_ours(folder: str) -> bool:
+    return os.path.exists(os.path.join(folder, OF_MODEL)) or bool(glob.glob(os.path.join(glob.escape(folder), "step-*")))
 
 
 def main() -> None:
