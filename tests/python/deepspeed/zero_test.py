@@ -60,6 +60,32 @@ def test_before_initialize_the_changes_of_one_rank_are_all_ranks():
     engine.destroy()
 
 
+@both
+@pytest.mark.parametrize("kind, dtype", [("bf16", torch.bfloat16), ("fp16", torch.float16)])
+@on_ranks
+def test_parameters_of_zero_init_have_the_type_of_the_json_and_masters_begin_with_all_digits(kind, dtype):
+    deepspeed = loops.deepspeed()
+    settings = loops.config(**{kind: {"enabled": True}})
+    with deepspeed.zero.Init(config_dict_or_path=settings):
+        model = training.mlp()
+    types, plain = lambda: {one.dtype for one in model.parameters()}, training.mlp()
+    assert types() == {dtype}
+    with deepspeed.zero.GatheredParameters(model.parameters()):
+        assert all(torch.equal(one, other.to(dtype)) for one, other in zip(model.parameters(), plain.parameters()))
+    with deepspeed.zero.GatheredParameters(model[0].parameters(), modifier_rank=0):
+        assert torch.equal(model[0].bias, plain[0].bias)  # what is written there has the type that is kept
+        model[0].weight.data.fill_(0.1)
+    assert types() == {dtype}
+    plain[0].weight.data.fill_(0.1)
+    engine = loops.begin(model, settings)
+    assert types() == {dtype}
+    for one, other in zip(model.parameters(), plain.parameters()):
+        assert torch.equal(deepspeed.utils.safe_get_full_fp32_param(one), other)
+    engine.destroy()
+    of_keyword = _within_init(dtype=dtype)
+    assert {one.dtype for one in of_keyword.parameters()} == {dtype} and of_keyword[0].weight.ds_tensor.dtype == dtype
+
+
 @on_two
 def test_apply_and_the_parameters_of_the_model_itself():
     deepspeed = loops.deepspeed()
