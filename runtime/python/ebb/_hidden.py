@@ -5,6 +5,7 @@ flags are given, and what would read the value is an error that names the parame
               shows_values a read between steps makes all parameters that are whole on every rank show their values
   stale       a resident parameter between step() and the first read or the next forward, with the value before the update
   taken       what stands in `.grad` for a gradient that the engine has taken, until the step ends
+  copied      this rank's slices of masters, to read: what is written to a copy would be lost
 
 What is made from one of these without a copy, by `.data` or detach(), has such a class too."""
 
@@ -202,6 +203,16 @@ class _Taken(_Guard):
         _refuse_gradient(self, f"changed by {what}")
 
 
+class Copied(_Guard):
+    __slots__ = ()
+
+    def _ebb_read(self, what: str) -> None:
+        """It has its values."""
+
+    def _ebb_write(self, what: str) -> None:
+        raise Error(f"a copy of masters is changed by {what},{_where()}, but the engine does not see that: engine.write(name, tensor) sets a master")
+
+
 @functools.cache
 def guarded(kind: type, guard: type[_Guard]) -> type:
     """The class of a parameter of the class `kind` that `guard` answers for. It has the name of `kind`, for code that asks for names."""
@@ -237,7 +248,7 @@ def as_shown(parameters: Iterable[torch.Tensor]) -> Iterator[None]:
 def _like(view: torch.Tensor, of: torch.Tensor, guard: type[_Guard] | None = None) -> torch.Tensor:
     """Makes `view` one that the same guard answers for. Nodes of autograd remain."""
     if type(view) is torch.Tensor:
-        guard = guard or next(kind for kind in type(of).__mro__ if kind in (Hidden, Stale, _Taken))
+        guard = guard or next(kind for kind in type(of).__mro__ if kind in (Hidden, Stale, _Taken, Copied))
         view.__class__ = guarded(torch.Tensor, guard)
         view._ebb_of = _parameter(of)
     return view

@@ -53,7 +53,7 @@ def resolved(text: str, world: int) -> dict[str, Any]:
 
 
 def compute_dtype(settings: Mapping[str, Any]) -> torch.dtype:
-    enabled = lambda kind: settings.get(kind, {}).get("enabled") is True
+    enabled = lambda kind: (settings.get(kind) or {}).get("enabled") is True
     return torch.bfloat16 if enabled("bf16") else torch.float16 if enabled("fp16") else torch.float32
 
 

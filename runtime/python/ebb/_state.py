@@ -13,7 +13,7 @@ from torch import nn
 from . import _library
 from ._blocks import Block, block_of, is_dtensor, local_of
 from ._fixed import Members
-from ._hidden import Name, as_plain
+from ._hidden import Copied, Name, as_plain, guarded
 from ._library import GRADIENT, MASTER, OPTIMIZER, Error, check, library
 from ._steps import Steps
 from ._tensors import Memory
@@ -143,6 +143,22 @@ class State:
         if failures:
             raise failures[0]
         check(code)
+
+    def slices_of_masters(self, groups: Iterable[Iterable[str]]) -> list[torch.Tensor]:
+        """As Engine.slices_of_masters()."""
+        self.between_forwards(checks_writes=False)
+        found = {number: bytearray() for number in self.ids.values()}
+
+        def take(user, parameter, begin, end, numbers) -> int:
+            found[parameter] += ctypes.string_at(numbers, 4 * (end - begin))
+            return 0
+
+        check(library.ebb_read(self.memory.handle, MASTER, None, _library.SINK(take), None))
+        flat = [bytearray().join(found[self.ids[name]] for name in names) for names in groups]
+        made = [torch.frombuffer(one, dtype=torch.float32) if one else torch.empty(0) for one in flat]
+        for one in made:
+            one.__class__ = guarded(torch.Tensor, Copied)
+        return made
 
     def lend(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
         """Collective: Engine.lend()."""

@@ -224,6 +224,10 @@ class Engine(OpenSteps):
         """Collective: gather() without a whole value anywhere, as State.gather_pieces()."""
         self._state.gather_pieces(name, piece, rank)
 
+    def slices_of_masters(self, groups: Iterable[Iterable[str]]) -> list[torch.Tensor]:
+        """Copies of this rank's fp32 slices, flat: for each group of parameters' names one tensor, which cannot be written to."""
+        return self._state.slices_of_masters([map(self._named, names) for names in groups])
+
     def lend(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
         """Collective, between forwards: the parameters show whole values, which the caller may change, until take_back(). Returns copies of them. The
         engine does not see a change: write() sets it."""

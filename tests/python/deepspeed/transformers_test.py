@@ -14,12 +14,12 @@ both = pytest.mark.parametrize("ranks", ["one", "two"], indirect=True)
 
 
 @contextlib.contextmanager
-def _stage_3():
+def _stage_3(**more):
     deepspeed = loops.deepspeed()
     from transformers.integrations import HfDeepSpeedConfig
 
     deepspeed.init_distributed()
-    config = HfDeepSpeedConfig(loops.config(3))  # transformers has a weak reference
+    config = HfDeepSpeedConfig(loops.config(3, **more))  # transformers has a weak reference
     yield deepspeed
     del config
     gc.collect()
@@ -50,6 +50,19 @@ def _loaded(folder):
     import transformers
 
     return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+
+@both
+@on_ranks
+def test_a_checkpoint_in_fp32_gives_parameters_in_bf16_and_its_digits_to_the_masters(folder):
+    plain, half = _saved(folder), {"bf16": {"enabled": True}}
+    with _stage_3(**half) as deepspeed:
+        model = _loaded(folder)
+        assert {one.dtype for one in model.parameters()} == {model.dtype} == {torch.bfloat16}
+        engine = loops.begin(model, loops.config(3, **half))
+        for name, one in model.named_parameters():
+            assert torch.equal(deepspeed.utils.safe_get_full_fp32_param(one), plain.get_parameter(name))
+        engine.destroy()
 
 
 def _batch(step, rank=0):

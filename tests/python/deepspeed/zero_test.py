@@ -13,6 +13,8 @@ import torch
 import training
 from ranks import on_one, on_ranks, on_two
 
+from ebb._host_file import exchanged
+
 both = pytest.mark.parametrize("ranks", ["one", "two"], indirect=True)
 
 
@@ -58,6 +60,32 @@ def test_before_initialize_the_changes_of_one_rank_are_all_ranks():
     engine = loops.begin(model)
     assert set(engine.ebb.gather("0.weight").flatten().tolist()) == {3}
     engine.destroy()
+
+
+@both
+@pytest.mark.parametrize("kind, dtype", [("bf16", torch.bfloat16), ("fp16", torch.float16)])
+@on_ranks
+def test_parameters_of_zero_init_have_the_type_of_the_json_and_masters_begin_with_all_digits(kind, dtype):
+    deepspeed = loops.deepspeed()
+    settings = loops.config(**{kind: {"enabled": True}})
+    with deepspeed.zero.Init(config_dict_or_path=settings):
+        model = training.mlp()
+    types, plain = lambda: {one.dtype for one in model.parameters()}, training.mlp()
+    assert types() == {dtype}
+    with deepspeed.zero.GatheredParameters(model.parameters()):
+        assert all(torch.equal(one, other.to(dtype)) for one, other in zip(model.parameters(), plain.parameters()))
+    with deepspeed.zero.GatheredParameters(model[0].parameters(), modifier_rank=0):
+        assert torch.equal(model[0].bias, plain[0].bias)  # what is written there has the type that is kept
+        model[0].weight.data.fill_(0.1)
+    assert types() == {dtype}
+    plain[0].weight.data.fill_(0.1)
+    engine = loops.begin(model, settings)
+    assert types() == {dtype}
+    for one, other in zip(model.parameters(), plain.parameters()):
+        assert torch.equal(deepspeed.utils.safe_get_full_fp32_param(one), other)
+    engine.destroy()
+    of_keyword = _within_init(dtype=dtype)
+    assert {one.dtype for one in of_keyword.parameters()} == {dtype} and of_keyword[0].weight.ds_tensor.dtype == dtype
 
 
 @on_two
@@ -222,6 +250,33 @@ def test_states_are_written_whole_and_by_part():
     with pytest.raises(RuntimeError, match="no state 'velocity'"):
         utils.safe_get_full_optimizer_state(weight, "velocity")
     engine.destroy()
+
+
+@both
+@pytest.mark.parametrize("stage", [2, 3])
+@on_ranks
+def test_the_optimizer_shows_the_masters_of_this_rank(stage):
+    engine = loops.begin(training.mlp(), loops.config(stage, bf16={"enabled": True}))
+    name = "fp32_partitioned_groups_flat" if stage == 3 else "single_partition_of_fp32_groups"
+    read = lambda: getattr(engine.optimizer, name)
+    batches = [[[one.bfloat16() for one in batch] for batch in step] for step in training.vector_batches(2, engine.world_size)]
+    for step in batches:
+        loops.train(engine, [step])
+        (here,) = read()
+        masters = [engine.ebb.gather(key, master=True).flatten() for key, _ in engine.module.named_parameters()]
+        total = torch.stack([here.double().square().sum(), torch.tensor(here.numel(), dtype=torch.float64)])
+        if engine.world_size > 1:
+            torch.distributed.all_reduce(total)
+        assert total[1] == sum(map(len, masters)) and {one.dtype for one in here} == {torch.float32}
+        assert total[0].item() == pytest.approx(torch.cat(masters).double().square().sum().item(), rel=1e-12)
+    for write in (lambda one: one.mul_(2), lambda one: one.data.copy_(torch.zeros_like(one)), lambda one: torch._foreach_zero_([one])):
+        with pytest.raises(RuntimeError, match="a copy of masters is changed by"):
+            write(here)
+    assert torch.equal(here, read()[0])
+    engine.destroy()
+    of_bias = loops.begin(torch.nn.Linear(1, 1), loops.config(stage), lambda all: loops.adamw([{"params": [one]} for one in all]))
+    assert sum(exchanged(sum(map(len, getattr(of_bias.optimizer, name))))) == 2  # with two ranks a group may have nothing on one
+    of_bias.destroy()
 
 
 @both

@@ -171,7 +171,7 @@ class DeepSpeedEngine(Facts, Saving, nn.Module):
         if self.zero_optimization_stage() == 3:
             for parameter in self.module.parameters():
                 zero.mark(parameter)
-            self.module.ds_external_parameters = zero.no_external_parameters
+            self.module.ds_external_parameters = tuple  # a call gives none: the engine finds them by itself
         self.ebb.shows_values = True
         if self._groups is not None:
             self.ebb.reads_gradients = True
@@ -412,7 +412,6 @@ class DeepSpeedEngine(Facts, Saving, nn.Module):
         return 1.0 if self.optimizer is None else self.optimizer.loss_scale
 
     loss_scale = lambda self: self.cur_scale
-
     get_lr = lambda self: self._of_groups("lr")
 
     def get_mom(self) -> list[Any]:

@@ -207,6 +207,7 @@ class DeepSpeedOptimizer(torch.optim.Optimizer):
 
     cur_scale = property(lambda self: self.loss_scale)
     needs_scaler = lambda self: self._engine.fp16_enabled()
+    _slices = lambda self: self._engine.ebb.slices_of_masters(self._engine._groups.members.values())
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """The update alone: engine.step() also counts, and steps the schedule."""
@@ -249,9 +250,13 @@ class ZeROOptimizer(DeepSpeedOptimizer):
 class DeepSpeedZeroOptimizer(ZeROOptimizer):
     """At stages 1 and 2."""
 
+    single_partition_of_fp32_groups = property(lambda self: self._slices())
+
 
 class DeepSpeedZeroOptimizer_Stage3(ZeROOptimizer):
     """`parameter_offload` is this object. Programs take its hooks off while they generate with gathered parameters, and register them again."""
+
+    fp32_partitioned_groups_flat = property(lambda self: self._slices())
 
     def __init__(self, inner: torch.optim.Optimizer, engine: Any):
         super().__init__(inner, engine)

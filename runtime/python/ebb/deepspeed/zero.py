@@ -16,17 +16,15 @@ from torch import nn
 
 from .._fixed import engine_of
 from .._host_file import HostFile, HostValue
+from .._model import compute_dtype
 from ..engine import Engine
 from . import comm
 from .config import read
 
 _ids = itertools.count()
 
-
 ZeroParamType = enum.Enum("ZeroParamType", "NORMAL PARTITIONED REMOTE")
 ZeroParamStatus = enum.Enum("ZeroParamStatus", "AVAILABLE NOT_AVAILABLE INFLIGHT")
-
-
 OffloadDeviceEnum = enum.Enum("OffloadDeviceEnum", {name: name for name in ("none", "cpu", "nvme")}, type=str)
 OffloadStateTypeEnum = enum.Enum(
     "OffloadStateTypeEnum", {name: name for name in ("optim_states", "hp_params", "lp_params", "lp_grads", "contiguous_grad_buffer")}, type=str
@@ -53,7 +51,8 @@ def elements_of_part(elements: int) -> int:
 
 class Init:
     """Parameters of modules that are made within it have no elements outside of GatheredParameters, until deepspeed.initialize. A host has one copy
-    of their values: in RAM, or, if the configuration offloads parameters to a disk, there."""
+    of their values: in RAM, or, if the configuration offloads parameters to a disk, there. Parameters have the configuration's type, and the copy has
+    the type that they are made in, so that masters begin with all digits."""
 
     _open: list["Init"] = []
 
@@ -62,12 +61,14 @@ class Init:
         pin_memory: bool = False, config_dict_or_path: Any = None, config: Any = None, enabled: bool = True, dtype: torch.dtype | None = None,
         *arguments: Any, **keywords: Any,
     ):
-        self.enabled, self.dtype = enabled, dtype
+        self.enabled = enabled
         if not enabled:
             return
         comm.init_distributed()
         given = config_dict_or_path if config_dict_or_path is not None else config
-        offload = (read(given).get("zero_optimization") or {}).get("offload_param") if given is not None else None
+        settings = read(given) if given is not None else {}
+        self.dtype = dtype if dtype is not None or given is None else compute_dtype(settings)
+        offload = (settings.get("zero_optimization") or {}).get("offload_param")
         on_disk = isinstance(offload, Mapping) and (remote_device or offload.get("device")) == "nvme"
         self._folder = str(offload["nvme_path"]) if on_disk and offload.get("nvme_path") else None
         if module is not None:
@@ -113,11 +114,10 @@ class Init:
         for one in parameters:
             if nn.parameter.is_lazy(one) or one.is_meta or not one.is_floating_point() or hasattr(one, "_ebb_kept"):
                 continue
-            if self.dtype is not None:
-                one.data = one.data.to(self.dtype)
             one._ebb_kept = HostValue(file, one)
+            one.data = one.data.to(dtype=self.dtype)
             mark(one)
-            _hide(one)
+            _hide(one, one.dtype)
 
 
 MiCS_Init = Init
@@ -135,15 +135,15 @@ def _applying(apply: Callable[..., Any]) -> Callable[..., Any]:
     return applied
 
 
-def _hide(parameter: nn.Parameter) -> None:
-    parameter.data = torch.empty(0, dtype=parameter.dtype)
+def _hide(parameter: nn.Parameter, dtype: torch.dtype) -> None:
+    parameter.data = torch.empty(0, dtype=dtype)
     parameter.ds_status = ZeroParamStatus.NOT_AVAILABLE
 
 
 def show(model: nn.Module) -> None:
     """Collective, at the begin of deepspeed.initialize: parameters show the copy of this host."""
     for one in _agreed(model.parameters()):
-        one.data = _current(one).view()
+        one.data = one._ebb_kept.view()
         del one._ebb_kept
 
 
@@ -155,15 +155,6 @@ def _agreed(parameters: Iterable[torch.Tensor]) -> list[nn.Parameter]:
     return kept
 
 
-def _current(parameter: nn.Parameter) -> HostValue:
-    """The values in the dtype that the parameter has now. Collective if that has changed."""
-    kept = parameter._ebb_kept
-    if kept.dtype != parameter.dtype:
-        parameter._ebb_kept = HostValue(kept.file, kept.view().to(parameter.dtype))
-        kept.file.agree()
-    return parameter._ebb_kept
-
-
 def zero_wrapper_for_fp_tensor_constructor(constructor: Any, *arguments: Any, **keywords: Any) -> Any:
     """transformers replaces it while it makes a model. Constructors of tensors are left alone here."""
     return constructor
@@ -171,7 +162,8 @@ def zero_wrapper_for_fp_tensor_constructor(constructor: Any, *arguments: Any, **
 
 class GatheredParameters:
     """Collective: within it parameters show their whole values. With `modifier_rank`, what that rank has changed is written, between steps.
-    Of a model without an engine that rank's values are given to all ranks."""
+    Of a model without an engine that rank's values are given to all ranks, and they have the type that they are kept in: an fp32 file is read
+    into fp32 values, also beside bf16."""
 
     def __init__(self, params: Any, modifier_rank: int | None = None, fwd_module: nn.Module | None = None, enabled: bool = True):
         if isinstance(params, nn.Module):
@@ -183,7 +175,7 @@ class GatheredParameters:
         self.params = sorted(unique.values(), key=lambda one: getattr(one, "ds_id", -1))
         self.modifier_rank = modifier_rank
         self._lent: list[tuple[Engine, dict[str, torch.Tensor]]] = []
-        self._shown: list[tuple[nn.Parameter, torch.Tensor]] = []
+        self._shown: list[tuple[nn.Parameter, torch.Tensor, torch.dtype]] = []
 
     def __enter__(self) -> Any:
         of_engine: dict[int, tuple[Engine, list[str]]] = {}
@@ -206,9 +198,9 @@ class GatheredParameters:
             if hasattr(one, "_ebb_kept") and one.ds_status == ZeroParamStatus.AVAILABLE:
                 raise RuntimeError("a parameter is gathered already: contexts over one parameter cannot be nested")
         for one in _agreed(self.params):
-            view = _current(one).view(writes=self.modifier_rank == dist.get_rank())
-            self._shown.append((one, view))
-            one.data = view
+            view = one._ebb_kept.view(writes=self.modifier_rank == dist.get_rank())
+            self._shown.append((one, view, one.dtype))
+            one.data = view if self.modifier_rank is not None else view.to(one.dtype)
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         writes = self.modifier_rank is not None and error is None
@@ -216,15 +208,15 @@ class GatheredParameters:
             values = engine.take_back(before)
             if writes:
                 self._write(engine, before, values)
-        for one, view in self._shown:
+        for one, view, dtype in self._shown:
             value = one.data
             if writes and self.modifier_rank == dist.get_rank() and value.data_ptr() != view.data_ptr():
                 view.copy_(value)
             if writes:
                 one._ebb_kept.put(view, self.modifier_rank, is_there=True)
-            _hide(one)
+            _hide(one, dtype)
         if writes:
-            _agreed(one for one, _ in self._shown)
+            _agreed(one for one, *_ in self._shown)
         self._set_status(ZeroParamStatus.NOT_AVAILABLE)
         self._lent, self._shown = [], []
 
@@ -267,11 +259,6 @@ def register_external_parameter(module: nn.Module, parameter: nn.Parameter) -> N
     if not isinstance(parameter, nn.Parameter):
         raise RuntimeError("Parameter is not a torch.nn.Parameter")
     module.__dict__.setdefault("_ebb_external", []).append(parameter)
-
-
-def no_external_parameters() -> tuple[Any, ...]:
-    """What module.ds_external_parameters() is: the engine finds them by itself."""
-    return ()
 
 
 def unregister_external_parameter(module: nn.Module, parameter: nn.Parameter) -> None:
