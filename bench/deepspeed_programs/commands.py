@@ -1,6 +1,6 @@
 """Writes what a command of another package needs into this folder: a tiny model, data, the JSON, options. Says the command and its environment.
 
-LLaMA-Factory's and ms-swift's commands start the ranks by themselves. The case has "kind" (sft, dpo, reward), "stage" and "lora"."""
+LLaMA-Factory's and ms-swift's commands start the ranks by themselves, and torchrun axolotl's. The case has "kind" (sft, dpo, reward), "stage" and "lora"."""
 
 import json
 import sys
@@ -63,6 +63,31 @@ def swift() -> list[str]:
     return command
 
 
+def axolotl() -> list[str]:
+    """torchrun axolotl_train.py; its train.yaml is JSON here."""
+    ranking = case()["kind"] != "sft"
+    rows = [{"prompt": question, "chosen": good, **({"rejected": bad} if ranking else {})} for question, good, bad in pairs(48)]
+    lines("train.jsonl", rows[:40]), lines("held.jsonl", rows[40:])
+    columns = {"field_instruction": "prompt", "field_output": "chosen", "no_input_format": "{instruction}"}
+    data = {"ds_type": "json", "split": "train", "type": {"field_prompt": "prompt", "prompt_format": "{prompt}"} if ranking else columns}
+    shared = {key: SHARED[key] for key in (
+        "gradient_accumulation_steps", "learning_rate", "max_steps", "warmup_steps", "logging_steps", "eval_steps", "save_steps", "seed", "output_dir",
+        "deepspeed", "gradient_checkpointing",
+    )}
+    lora = {"adapter": "lora", "lora_r": 4, "lora_alpha": 8, "lora_dropout": 0.0, "lora_target_modules": ["q_proj", "v_proj"]}
+    write("train.yaml", {
+        **shared, **(lora if case().get("lora") else {}), "base_model": str(FOLDER / "model"), "lr_scheduler": "cosine", "micro_batch_size": 2,
+        "optimizer": "adamw_torch", "sequence_len": 256, "datasets": [{"path": "train.jsonl", **data}], "test_datasets": [{"path": "held.jsonl", **data}],
+        "dataset_prepared_path": "prepared", "dataset_num_proc": 1, "attn_implementation": "sdpa", "bf16": False, "fp16": False, "tf32": False,
+        "save_only_model": True, "lora_qkv_kernel": False, "lora_mlp_kernel": False, "lora_o_kernel": False, "lora_embedding_kernel": False,
+        **({"rl": "dpo"} if ranking else {}),
+        # Without this the model is loaded onto the GPU of the rank's number. Stage 3 leaves that to zero.Init.
+        **({"max_memory": {"cpu": "1GiB"}} if case()["stage"] < 3 else {}),
+    })
+    ENVIRONMENT.update(AXOLOTL_DO_NOT_TRACK="1")
+    return ["torchrun", "--nproc-per-node", "2", str(Path(__file__).with_name("axolotl_train.py"))]
+
+
 def write(name: str, value: object) -> None:
     (FOLDER / name).write_text(json.dumps({key: one for key, one in value.items() if one is not None} if isinstance(value, dict) else value))
 
@@ -95,5 +120,5 @@ def save_model() -> None:
 
 save_model()
 write("ds.json", config())
-command = {"llamafactory": llamafactory, "swift": swift}[sys.argv[1]]()
+command = {"llamafactory": llamafactory, "swift": swift, "axolotl": axolotl}[sys.argv[1]]()
 print("COMMAND " + json.dumps({"command": command, "environment": ENVIRONMENT}))

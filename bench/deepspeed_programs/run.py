@@ -37,6 +37,7 @@ ENVIRONMENTS = {
     "newest": ["torch==2.15.0", "transformers==5.24.0", "accelerate==1.15.0", "trl==1.16.0", "peft==0.21.2", "deepspeed==0.19.8", "datasets==5.2.0"],
     "llamafactory": ["torch==2.15.0", "llamafactory==0.9.5", "transformers==5.6.0", "accelerate==1.11.0", "trl==0.24.0", "peft==0.18.1", "deepspeed==0.19.8"],
     "swift": ["torch==2.15.0", "ms-swift==4.6.0", "transformers==5.19.0", "accelerate==1.11.0", "trl==0.29.1", "peft==0.20.0", "deepspeed==0.19.8"],
+    "axolotl": ["torch==2.13.0", "axolotl==0.19.0", "transformers==5.16.1", "accelerate==1.11.0", "trl==1.9.0", "peft==0.20.0", "deepspeed==0.19.8"],
     "lightning": ["torch==2.15.0", "lightning==2.6.6", "deepspeed==0.19.8"],
 }
 OF_DEEPSPEED = {"DS_ACCELERATOR": "cpu", "DS_BUILD_OPS": "0"}
@@ -46,7 +47,7 @@ SECONDS_MAX = 1800
 ENGINE = re.compile(r"ebb info: engine\d*: \d+ ranks? ")  # in the log
 LOSS_MAX = 2e-6  # relative, fp32
 OF_TORCH = ("trainer", "trl_trainers")  # programs that also train without DeepSpeed
-COMMANDS = ("llamafactory", "swift")  # environments whose programs are commands of the package
+COMMANDS = ("llamafactory", "swift", "axolotl")  # environments whose programs are commands of the package
 
 
 class Row(NamedTuple):
@@ -81,7 +82,7 @@ def rows() -> Iterator[Row]:
         for kind in ("sft", "dpo", "reward", "grpo"):
             yield Row("trl_trainers", 2, {"kind": kind, "stage": stage})
             yield Row("trl_trainers", 2, {"kind": kind, "stage": stage, "lora": True})
-        for package in ("llamafactory", "swift"):
+        for package in ("llamafactory", "swift", "axolotl"):
             for kind, lora in (("sft", False), ("sft", True), ("dpo", False), ("dpo", True)):
                 yield Row(package, 2, {"kind": kind, "stage": stage, **({"lora": True} if lora else {})}, package)
         for kind in ("fabric", "trainer"):
@@ -100,11 +101,14 @@ def environment_of(name: str, folder: Path) -> Path:
         subprocess.run([str(folder / "uv" / "bin" / "python"), "-m", "pip", "install", "--quiet", UV], check=True)
     options = {"env": {**os.environ, **OF_DEEPSPEED, "UV_CACHE_DIR": str(folder / "cache"), **extensions_of(python)}, "check": True}
     subprocess.run([str(uv), "venv", "--quiet", "--clear", "--python", sys.executable, str(folder / name)], **options)
-    subprocess.run([str(uv), "pip", "install", "--quiet", "--exclude-newer", NEWEST, "--python", str(python), *ENVIRONMENTS[name]], **options)
+    listed = folder / name / "requirements.txt"  # also as overrides: axolotl asks for an accelerate that counts one process where there is no GPU
+    listed.write_text("\n".join(ENVIRONMENTS[name]) + "\n")
+    install = [str(uv), "pip", "install", "--quiet", "--exclude-newer", NEWEST, "--python", str(python), "--overrides", str(listed)]
+    subprocess.run([*install, "--requirements", str(listed)], **options)
     # DeepSpeed's sums over ranks on a CPU are an operator that it compiles when it is first used: here, and not within a run.
     build = "from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder; ShareMemCommBuilder().load()"
     subprocess.run([str(python), "-c", build], stdout=subprocess.DEVNULL, **options)
-    done.write_text("\n".join(ENVIRONMENTS[name]) + "\n")
+    listed.rename(done)
     return python
 
 

@@ -115,6 +115,15 @@ def test_check_sees_names_behind_other_names():
     }
 
 
+def test_check_knows_the_methods_of_classes():
+    loops.deepspeed()
+    from ebb.deepspeed import names
+
+    engine, optimizer = "deepspeed.runtime.engine.DeepSpeedEngine", "deepspeed.runtime.zero.stage_1_and_2.DeepSpeedZeroOptimizer"
+    assert names.verdict(f"{engine}.module_state_dict") == names.verdict(f"{optimizer}.step") == "runs"
+    assert names.verdict(f"{engine}._broadcast_model") == names.verdict(f"{optimizer}.get_all_grad_tensors") == "unknown"
+
+
 def test_a_script_and_its_children_find_the_package(tmp_path):
     path = _written(tmp_path, """
 import importlib.metadata, importlib.util, multiprocessing, pickle, subprocess, sys

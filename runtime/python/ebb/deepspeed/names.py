@@ -173,9 +173,12 @@ def verdict(name: str) -> str:
         module = ".".join(parts[:end]) or "."
         if module == "." or module in _SUBMODULES:
             row = _found(module, parts[end])
-            if row is not None:
-                return f"refused: {row.note}" if row.source == "refused" else "runs"
-            return "unknown"
+            if row is None:
+                return "unknown"
+            if row.source == "refused":
+                return f"refused: {row.note}"
+            found, inner = value(module, parts[end]), parts[end + 1 :]
+            return "unknown" if inner and isinstance(found, type) and not hasattr(found, inner[0]) else "runs"
     return "unknown"
 
 

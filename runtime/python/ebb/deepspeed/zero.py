@@ -22,7 +22,6 @@ from . import comm
 from .config import read
 
 _ids = itertools.count()
-
 ZeroParamType = enum.Enum("ZeroParamType", "NORMAL PARTITIONED REMOTE")
 ZeroParamStatus = enum.Enum("ZeroParamStatus", "AVAILABLE NOT_AVAILABLE INFLIGHT")
 OffloadDeviceEnum = enum.Enum("OffloadDeviceEnum", {name: name for name in ("none", "cpu", "nvme")}, type=str)
