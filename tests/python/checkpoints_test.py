@@ -2,6 +2,7 @@
 
 import functools
 
+import ebb
 import pytest
 import torch
 import training
@@ -59,6 +60,32 @@ class ReentrantInside(Body):
         return self.head(self.blocks[2:](checkpoint(two, x.requires_grad_(), use_reentrant=False)))
 
 
+class DeepInUnits(Body):
+    """All that is trained is in reentrant checkpoints, which other operators of their unit follow."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(_Deep(block) for block in self.blocks)
+        self.head.requires_grad_(False)
+
+    def forward(self, x):
+        x.requires_grad_()
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+class _Deep(nn.Module):
+    recomputes = True
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return torch.sin(x + 2 * (checkpoint(self.inner, x, use_reentrant=True) if self.recomputes else self.inner(x))) + 1
+
+
 class Selective(Body):
     def forward(self, x):
         saves_products = lambda context, operator, *arguments, **keywords: (
@@ -108,11 +135,36 @@ def _train(kind, loss_of, shown):
 
 
 @pytest.mark.parametrize(
-    "kind", [Sequential, SequentialReentrant, LastIsCheckpointed, Nested, ReentrantInside, Selective, OnTheHost, OwnFunction]
+    "kind", [Sequential, SequentialReentrant, LastIsCheckpointed, Nested, ReentrantInside, DeepInUnits, Selective, OnTheHost, OwnFunction]
 )
 @pytest.mark.parametrize("shown", [False, True])
 def test_a_kind_of_checkpoint(two, kind, shown):
     two.run(_train, kind, squared_error, shown)
+
+
+def _switches_on():
+    batches = vector_batches(4, 2)
+    model, plain = DeepInUnits(), DeepInUnits()
+    engine = ebb.initialize(model, config(optimizer=training.SGD))
+    for block in model.blocks:
+        block.recomputes = False
+    expected = training.with_torch(plain, batches, squared_error, training.SGD)
+    for number, step in enumerate(batches):
+        if number == 2:
+            for block in model.blocks:
+                block.recomputes = True
+            engine.backward(squared_error(model, step[engine.world.rank]))
+            with pytest.raises(ebb.Error, match="switched on since the first step, call drop"):
+                engine.step()
+            engine.drop()
+        engine.backward(squared_error(model, step[engine.world.rank]))
+        engine.step()
+        assert engine.report().loss == pytest.approx(expected[number], rel=1e-5)
+    engine.close()
+
+
+def test_reentrant_checkpoints_are_switched_on_later(two):
+    two.run(_switches_on)
 
 
 def _around_the_model(reentrant, model, batch):

@@ -69,9 +69,38 @@ def is_checkpoint(node: Any) -> bool:
     return node.name().startswith("CheckpointFunction")
 
 
-def ends_in_checkpoint(node: Any) -> bool:
-    """Whether it is the node of a reentrant checkpoint, or of a sum with one."""
-    return is_checkpoint(node) or any(below is not None and is_checkpoint(below) for below, _ in node.next_functions)
+class InnerCheckpoints:
+    """Finds reentrant checkpoints within the forwards of units. Their parameters are in graphs of their own, which torch's engine does not know
+    before it runs them. A search goes through all nodes of a unit, so it is made until a backward has shown which units need it."""
+
+    def __init__(self, units: int):
+        self.all = self.searched = frozenset(range(units))
+        self.found: set[int] = set()
+
+    def is_below(self, node: Any, unit: int, first: int) -> bool:
+        """`first`: the number of the unit's first node."""
+        below, seen = [node], {node}
+        while below:
+            node = below.pop()
+            if is_checkpoint(node):
+                self.found.add(unit)
+                return True
+            later = {one for one, _ in node.next_functions if one is not None and one._sequence_nr() >= first} - seen
+            if unit in self.searched:
+                below += later
+                seen |= later
+            elif any(map(is_checkpoint, later)):
+                return True  # of a sum with one
+        return False
+
+    def settle(self) -> None:
+        """A backward with gradients has begun."""
+        self.searched, self.found = frozenset(self.found), set()
+
+    def search_again(self, could_give: bool) -> None:
+        """A backward without gradients has begun. `could_give`: with checkpoints it would, which may have been switched on since the first one."""
+        if could_give:
+            self.searched = self.all
 
 
 @contextlib.contextmanager

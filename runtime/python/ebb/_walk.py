@@ -26,7 +26,7 @@ import torch
 from torch import nn
 
 from ._library import BACKWARD, FORWARD, RECOMPUTE, SHOW, Error
-from ._saved_tensors import WatchedSaves, ends_in_checkpoint, function_around, is_checkpoint
+from ._saved_tensors import InnerCheckpoints, WatchedSaves, function_around, is_checkpoint
 from ._tensor_faults import reword
 from ._units import Unit
 from ._visits import Expected, Order, Scopes, Visit
@@ -47,8 +47,7 @@ class Walk:
 
     def __init__(self, model: nn.Module, units: list[Unit], scopes: Scopes):
         self.model = model
-        self.scopes = scopes
-        self.units = units
+        self.scopes, self.units = scopes, units
         self.residents = [unit for unit in units if unit.keep_whole]
         self.forward: _Open | None = None
         self.backward: _Open | None = None
@@ -65,7 +64,7 @@ class Walk:
         # The units that have their saved tensors watched: all at first; later those with a backward that began with a saved tensor.
         self.watch_saved = {unit.index for unit in units if not unit.keep_whole}
         self.saved_began: set[int] = set()
-        self.saves = WatchedSaves()
+        self.saves, self.checkpoints = WatchedSaves(), InnerCheckpoints(len(units))
         self.handles: list[Any] = []
         self.attached: set[nn.Module] = set()
         self.last_hooks: dict[nn.Module, int] = {}  # the numbers of those that run after a module's forward
@@ -244,7 +243,7 @@ class Walk:
     def _watch_node(self, visit: Visit, node: Any) -> None:
         # An older node is not watched, because it belongs to the unit that made it.
         if node is not None and node._sequence_nr() >= visit.first_node:
-            self.recomputes_inside = self.recomputes_inside or ends_in_checkpoint(node)
+            self.recomputes_inside = self.recomputes_inside or self.checkpoints.is_below(node, visit.unit.index, visit.first_node)
             node.register_prehook(functools.partial(self._reached, visit))
 
     def _watch_saves(self, module: nn.Module, visit: Visit) -> None:
@@ -314,6 +313,7 @@ class Walk:
         if not self.ending:
             self.only_shows = not self._gives_gradients()
             if not self.only_shows:
+                self.checkpoints.settle()
                 self.scopes.backward_begins()
             self.ending = True
             _engine.queue_callback(self._backward_ends)
@@ -335,6 +335,7 @@ class Walk:
                             return True
                     except RuntimeError:  # torch.autograd.grad returns this parameter's gradient
                         pass
+            self.checkpoints.search_again(_engine.is_checkpoint_valid() and any(one.requires_grad for one in self.model.parameters()))
         return False
 
     def _backward_ends(self) -> None:
@@ -386,7 +387,7 @@ class Walk:
         self.resident_visits: list[Visit] = []
         # By the node of a torch.autograd.Function, such as a reentrant checkpoint: the visits that its forward has run without gradients.
         self.regions: dict[Any, list[Visit]] = {}
-        self.recomputes_inside = False  # a unit's forward has ended in a reentrant checkpoint, or in a sum with one
+        self.recomputes_inside = False  # a unit's forward has a reentrant checkpoint in it
         self.reached: set[int] = set()  # the calls that a backward goes through
         self.counts = [0] * len(self.units)
         self.pending: list[list[Visit]] = [[] for _ in self.units]

@@ -139,7 +139,7 @@ class Engine(OpenSteps):
         if steps.backwards == 0 or (steps.backwards == steps.counted and not now and not steps.is_reduced):
             raise Error(
                 "step() without a backward through the model since the last one. If a forward's backward was left out, call drop() instead of that "
-                "backward"
+                "backward. If reentrant checkpoints were switched on since the first step, call drop() and repeat the step: they are found then"
             )
         with self._failing_step():
             self._walk.finish_round()
