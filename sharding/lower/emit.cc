@@ -36,13 +36,8 @@ std::vector<int> TrainableInForward(const PassInputs& in) {
 }
 
 bool HasParametersOnNvme(const PassInputs& in) {
-  const Table& table = in.plan.table;
-  for (int unit = 0; unit < table.units; ++unit) {
-    const auto pieces = table.ExtentsOf(table.Find(Purpose::kParameter, unit));
-    if (std::any_of(pieces.begin(), pieces.end(),
-                    [](const Extent& piece) { return piece.place.tier == Tier::kNvme; }))
-      return true;
-  }
+  for (int unit = 0; unit < in.plan.table.units; ++unit)
+    if (SwapBytes(in.plan.table, unit) > 0) return true;
   return false;
 }
 

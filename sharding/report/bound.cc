@@ -188,14 +188,14 @@ void BoundFinder::AddGather(const Op& op, double times, int kernels_before,
   for (const Part& part : op.parts)
     first = std::min(first, std::find(unit_of_.begin() + kernels_before, first, part.unit));
   if (first == unit_of_.end()) return;
-  Add(times, seconds, gathers_[static_cast<size_t>(first - unit_of_.begin())]);
+  Add(times, seconds, gathers_[first - unit_of_.begin()]);
   Seconds& most = of_byte_[op.role];
   for (size_t line = 0; line < most.size(); ++line)
     most[line] = std::max(most[line], seconds[line] / static_cast<double>(op.bytes));
 }
 
-// What gathers may have brought before any of the kernels that they are for: as much as the device
-// and the slots in RAM hold.
+// Gathers may have come before all of the kernels that they are for: as much as the device and the
+// slots in RAM hold.
 Seconds BoundFinder::HiddenByGathers() const {
   double bytes = static_cast<double>(plan_.table.bytes.Of(Tier::kDevice, StateClass::kGather));
   if (const int row = plan_.table.Find(Purpose::kParameterSlot); row >= 0)
@@ -212,7 +212,7 @@ void BoundFinder::FindOrder(StepBound& bound) const {
   std::array<double, kResources + 1> hidden = {};
   for (int line = 0; line <= kResources; ++line) hidden[line] = HiddenBySlots(line);
   const Seconds hidden_gathers = HiddenByGathers();
-  // Of gathers for the first kernels, so many.
+  // By kernel: the sum of those for earlier kernels.
   std::vector<Seconds> gathers(gathers_.size() + 1, Seconds{});
   for (size_t kernel = 0; kernel < gathers_.size(); ++kernel) {
     gathers[kernel + 1] = gathers[kernel];
