@@ -8,7 +8,8 @@
 namespace ebb::sharding {
 namespace {
 
-// Selects a share of the pieces, as evenly as whole pieces allow.
+// RAM's part of states on NVMe: as even as whole pieces allow, so that the disk has the same work in
+// each second of a step.
 class Share {
  public:
   explicit Share(double share) : share_(share) {}
@@ -23,6 +24,33 @@ class Share {
  private:
   double share_;
   int64_t seen_ = 0, taken_ = 0;
+};
+
+// Elements of a unit that this rank updates.
+int64_t Updated(const Decisions& d, const UnitLayout& unit) {
+  return d.stage == 0 ? unit.trainable.elements : unit.trainable.shard;
+}
+
+// The device's part of the states: the first, as far as whole pieces allow. Gradients of the first
+// units come last and their forwards first, so a step would wait for their updates below the device.
+// Gradients of units that are updated on the device alone also stay there.
+class First {
+ public:
+  First(double share, const Decisions& d, const ModelLayout& layout) {
+    for (const UnitLayout& unit : layout.units)
+      left_ += share * static_cast<double>(Updated(d, unit));
+    is_all_ = share >= 1;
+  }
+  bool Takes(int64_t count) {
+    const auto elements = static_cast<double>(count);
+    if (!is_all_ && elements > left_) return false;
+    left_ -= elements;
+    return true;
+  }
+
+ private:
+  double left_ = 0;
+  bool is_all_ = false;
 };
 
 std::vector<ParameterPiece> Pieces(const Decisions& d, int unit, int64_t shard, int64_t& in_cpu) {
@@ -61,7 +89,7 @@ StatePlacement DecidePlacement(const Decisions& d, const ModelLayout& layout,
   StatePlacement placement;
   placement.units.resize(layout.units.size());
   int64_t in_cpu = limits.parameters_in_cpu, offloaded = 0, offloaded_bytes = 0;
-  Share device(limits.states_on_device);
+  First device(limits.states_on_device, d, layout);
   const int64_t step =
       std::max(kCutElements, limits.sub_group_elements / kCutElements * kCutElements);
   for (size_t u = 0; u < layout.units.size(); ++u) {
@@ -70,7 +98,7 @@ StatePlacement DecidePlacement(const Decisions& d, const ModelLayout& layout,
     of_unit.trainable = Pieces(d, static_cast<int>(u), unit.trainable.shard, in_cpu);
     of_unit.frozen = Pieces(d, static_cast<int>(u), unit.frozen.shard, in_cpu);
     of_unit.first_sub_group = static_cast<int>(placement.sub_groups.size());
-    const int64_t elements = d.stage == 0 ? unit.trainable.elements : unit.trainable.shard;
+    const int64_t elements = Updated(d, unit);
     if (elements == 0) continue;
     if (d.optimizer_tier == Tier::kDevice && d.parameter_tier == Tier::kDevice &&
         d.gradient_tier == Tier::kDevice) {

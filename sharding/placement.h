@@ -4,8 +4,8 @@
 //   a unit's shard    | device | cpu | nvme | nvme | cpu | nvme |    sub-groups, updated one by one
 //   its parameters    | cpu ..................| nvme .........  |    pieces of the slice
 //
-// The part of a class that a faster tier keeps is fixed and spread evenly over the model. Access is
-// a cycle, so evicting the least recently used part would evict the next one needed.
+// The part of a class that a faster tier keeps is fixed (DecidePlacement: which). Access is a cycle,
+// so evicting the least recently used part would evict the next one needed.
 #pragma once
 
 #include <cstdint>

@@ -98,13 +98,19 @@ std::optional<Change> ChangeOf(std::span<const Try> tries, const Answer& from) {
   return Change{.what = tries[best->number].what, .tokens_per_second = SpeedOf(best->answer)};
 }
 
-// Free RAM holds a part of the state that is on NVMe. An eighth of it stays free, and less is not
-// worth a key.
-std::optional<Config> ConfigWithFreeRam(const Answer& from) {
-  const int64_t free = from.room[1] - from.held[1];
+// Free RAM holds a part of what is on NVMe. An eighth of it stays free, and less is not worth a key.
+// Parameters come first: a step reads them at least twice, so that a byte of them saves more
+// transfers than a byte of states.
+std::optional<Config> ConfigWithFreeRam(const Question& question, const Answer& from) {
+  const int64_t free = from.room[1] - from.held[1], taken = free - free / 8;
   if (!from.config.uses_nvme() || free <= from.room[1] / 8) return std::nullopt;
   Config config = from.config;
-  config.ebb.host_memory = (from.room[1] - free / 8) >> 20 << 20;
+  config.ebb.host_memory = (from.held[1] + taken) >> 20 << 20;
+  if (config.zero.offload_param.device == Tier::kNvme) {
+    const int64_t all = question.model.parameters() / question.data_ranks(from.choice.tensor) + 1;
+    config.zero.offload_param.max_in_cpu =
+        std::max(config.zero.offload_param.max_in_cpu, std::min(all, taken / 8 * 3));
+  }
   return config;
 }
 
@@ -353,7 +359,7 @@ std::optional<Change> BestChange(const Question& question, const Answer& from) {
       }
     }
   }
-  if (const std::optional<Config> with_ram = ConfigWithFreeRam(from)) add(*with_ram);
+  if (const std::optional<Config> with_ram = ConfigWithFreeRam(question, from)) add(*with_ram);
   if (const std::optional<Config> with_gpu = ConfigWithFreeGpu(question, from)) add(*with_gpu);
   config = from.config;
   config.ebb.offload_gradients = Tier::kDevice;
@@ -385,14 +391,24 @@ std::optional<Answer> WithFreeMemory(const Question& question, const Answer& fro
       best = std::move(tried->answer);
   };
   take_fastest(ConfigsWithGathersAhead(question, from));
+  std::vector<Answer> bases = {best};
+  // The GPU then has more states instead, and copies of gradients wait for no slot.
+  if (best.config.ebb.offload_gradients == Tier::kDevice &&
+      !question.config.ebb.offload_gradients) {
+    Config config = best.config;
+    config.ebb.offload_gradients.reset();
+    bases.push_back(AnswerFor(question, config, from.choice.recompute, Depth::kMemory));
+  }
   std::vector<Config> configs;
-  if (std::optional<Config> with_gpu = ConfigWithFreeGpu(question, best)) {
+  for (const Answer& base : bases) {
+    std::optional<Config> with_gpu = ConfigWithFreeGpu(question, base);
+    if (!with_gpu) continue;
     const Answer answer = AnswerFor(question, *with_gpu, from.choice.recompute, Depth::kMemory);
-    if (std::optional<Config> with_both = ConfigWithFreeRam(answer))
+    if (std::optional<Config> with_both = ConfigWithFreeRam(question, answer))
       configs.push_back(*std::move(with_both));
     configs.push_back(*std::move(with_gpu));
   }
-  if (std::optional<Config> with_ram = ConfigWithFreeRam(best))
+  if (std::optional<Config> with_ram = ConfigWithFreeRam(question, best))
     configs.push_back(*std::move(with_ram));
   take_fastest(configs);
   if (best.config == from.config) return std::nullopt;

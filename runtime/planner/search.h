@@ -43,9 +43,9 @@ struct Change {
 // ahead: the fastest answer that fits. Nothing: no change is faster, or none fits.
 std::optional<Change> BestChange(const Question& question, const Answer& from);
 // `from` with the memory that it leaves free, if that is faster: the GPU's has gathers further ahead
-// (ebb.prefetch_depth) and a part of the states that are below it (offload_optimizer.ratio), and
-// updates them there; RAM has a part of what is on NVMe (ebb.host_memory). An eighth of what is free
-// stays free.
+// (ebb.prefetch_depth) and states that it updates (offload_optimizer.ratio), or gradients go to RAM
+// for more of these; RAM has a part of what is on NVMe, parameters first (max_in_cpu,
+// ebb.host_memory). An eighth of what is free stays free.
 std::optional<Answer> WithFreeMemory(const Question& question, const Answer& from, Depth depth);
 // A machine with twice the resource that the step waits for most. Nothing: the step waits for no
 // resource.

@@ -35,9 +35,15 @@ std::vector<int> TrainableInForward(const PassInputs& in) {
   return units;
 }
 
-// Early updates that wait for the last gradient, if states are below the device and parameters are
-// not on NVMe (those have carried updates): by elements one of three, the second. They come in
-// forward order. Otherwise, where updates take longer than backward, the next forward would begin
+bool HasParametersOnNvme(const PassInputs& in) {
+  for (int unit = 0; unit < in.plan.table.units; ++unit)
+    if (SwapBytes(in.plan.table, unit) > 0) return true;
+  return false;
+}
+
+// Early updates that wait for the last gradient, if states are below the device and no parameters are
+// on NVMe (those have carried updates): by elements one of three, the second. They come in forward
+// order. Otherwise, where updates take longer than backward, the next forward would begin
 // with the unit that is updated last.
 //
 //   backward  B5 B4 B3 B2 B1 B0              F0 F1 F2 F3 F4 F5
@@ -47,12 +53,16 @@ std::vector<bool> BehindGradients(const PassInputs& in) {
   const Decisions& d = in.plan.decisions;
   std::vector<bool> behind(in.plan.layout.units.size(), false);
   if (in.kind != PlanKind::kStep || d.timing != UpdateTiming::kEarly ||
-      d.optimizer_tier == Tier::kDevice || d.parameter_tier == Tier::kNvme)
+      d.optimizer_tier == Tier::kDevice || HasParametersOnNvme(in))
     return behind;
   int64_t taken = 0, seen = 0;  // elements
   for (int unit : TrainableInForward(in)) {
     const int64_t elements = in.plan.layout.units[unit].trainable.shard;
     if (d.has_matrices(unit)) continue;
+    const auto groups = in.plan.table.SubGroupsOf(unit);
+    if (std::all_of(groups.begin(), groups.end(),
+                    [](const SubGroup& group) { return group.tier == Tier::kDevice; }))
+      continue;  // it is short there
     seen += elements;
     if (kShare * (2 * taken + elements) > 2 * seen) continue;
     behind[unit] = true;

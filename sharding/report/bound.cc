@@ -42,10 +42,15 @@ class BoundFinder {
   double TimesOf(int index) const;
   double DiskSeconds(const Seconds& seconds) const;
   Seconds SecondsOf(const Op& op) const;
+  static void Add(double times, const Seconds& seconds, Seconds& to) {
+    for (size_t line = 0; line < to.size(); ++line) to[line] += times * seconds[line];
+  }
   void NumberKernels();
   bool IsOfUpdate(const Op& op, int kernels_before) const;
   Between BetweenOf(const Op& op) const;
   double HiddenBySlots(int line) const;
+  void AddGather(const Op& op, double times, int kernels_before, const Seconds& seconds);
+  Seconds HiddenByGathers() const;
   void FindOrder(StepBound& bound) const;
 
   const Plan& plan_;
@@ -54,7 +59,12 @@ class BoundFinder {
   const Amounts rates_;
   std::vector<double> until_ = {0};        // seconds of all kernels before the one of this number
   std::vector<int> first_use_, last_use_;  // by unit: numbers of kernels
+  std::vector<int> unit_of_;               // by kernel
   std::map<Between, Seconds> work_;
+  // Gathers that are not of an update, by the kernel that needs them first; and, of one of the bytes
+  // that they bring, the most seconds of a read, an upload and a collective.
+  std::vector<Seconds> gathers_;
+  std::map<Role, Seconds> of_byte_;
 };
 
 // How often a step runs the operation.
@@ -97,6 +107,7 @@ void BoundFinder::NumberKernels() {
     const int number = static_cast<int>(until_.size()) - 1;
     first_use_[unit] = std::min(first_use_[unit], number);
     last_use_[unit] = number;
+    unit_of_.push_back(plan_.scopes[op.scope].unit);
     const Seconds seconds = SecondsOf(op);
     until_.push_back(until_.back() +
                      TimesOf(index) * *std::max_element(seconds.begin(), seconds.end()));
@@ -166,11 +177,47 @@ double BoundFinder::HiddenBySlots(int line) const {
   return rates_[resource] > 0 ? ways * static_cast<double>(bytes) / rates_[resource] : 0;
 }
 
-// All work between the same kernels or closer ones, and the kernels of the rest of the step.
+// A gather is over before the next kernel of its unit begins.
+void BoundFinder::AddGather(const Op& op, double times, int kernels_before,
+                            const Seconds& seconds) {
+  const bool gathers =
+      op.role == Role::kGather || op.stream == StreamId::kReadParameters ||
+      (op.role == Role::kUpload && op.operands.front().content == StateClass::kParameter);
+  if (!gathers || op.bytes <= 0) return;
+  auto first = unit_of_.end();
+  for (const Part& part : op.parts)
+    first = std::min(first, std::find(unit_of_.begin() + kernels_before, first, part.unit));
+  if (first == unit_of_.end()) return;
+  Add(times, seconds, gathers_[first - unit_of_.begin()]);
+  Seconds& most = of_byte_[op.role];
+  for (size_t line = 0; line < most.size(); ++line)
+    most[line] = std::max(most[line], seconds[line] / static_cast<double>(op.bytes));
+}
+
+// Gathers may have come before all of the kernels that they are for: as much as the device and the
+// slots in RAM hold.
+Seconds BoundFinder::HiddenByGathers() const {
+  double bytes = static_cast<double>(plan_.table.bytes.Of(Tier::kDevice, StateClass::kGather));
+  if (const int row = plan_.table.Find(Purpose::kParameterSlot); row >= 0)
+    bytes += static_cast<double>(plan_.table[row].turns * plan_.table[row].turn_bytes);
+  Seconds hidden = {};
+  for (const auto& [role, seconds] : of_byte_) Add(bytes, seconds, hidden);
+  return hidden;
+}
+
+// All work between the same kernels or closer ones, and the kernels of the rest of the step. Beside
+// it come gathers for the kernels outside of that rest.
 void BoundFinder::FindOrder(StepBound& bound) const {
   std::vector<std::pair<Between, Seconds>> by_after(work_.rbegin(), work_.rend());
   std::array<double, kResources + 1> hidden = {};
   for (int line = 0; line <= kResources; ++line) hidden[line] = HiddenBySlots(line);
+  const Seconds hidden_gathers = HiddenByGathers();
+  // By kernel: the sum of those for earlier kernels.
+  std::vector<Seconds> gathers(gathers_.size() + 1, Seconds{});
+  for (size_t kernel = 0; kernel < gathers_.size(); ++kernel) {
+    gathers[kernel + 1] = gathers[kernel];
+    Add(1, gathers_[kernel], gathers[kernel + 1]);
+  }
   std::map<int, Seconds> by_before;  // of the work behind `after` and later kernels
   for (size_t i = 0; i < by_after.size(); ++i) {
     const auto& [between, seconds] = by_after[i];
@@ -182,10 +229,16 @@ void BoundFinder::FindOrder(StepBound& bound) const {
       if (before >= between.after) break;
       const double kernels = until_[between.after] - until_[before];
       for (int line = 0; line <= kResources; ++line) all[line] += of_before[line];
-      Seconds needed = all;
+      Seconds with_gathers = all;
+      Add(1, gathers.back(), with_gathers);
+      Add(-1, gathers[between.after], with_gathers);
+      Add(1, gathers[before], with_gathers);
+      Seconds needed = all, needed_with = with_gathers;
       needed[static_cast<int>(Resource::kDisk)] = DiskSeconds(all);
+      needed_with[static_cast<int>(Resource::kDisk)] = DiskSeconds(with_gathers);
       for (int line = 0; line <= kResources; ++line) {
-        const double forced = kernels + needed[line] - hidden[line];
+        const double forced = kernels - hidden[line] +
+                              std::max(needed[line], needed_with[line] - hidden_gathers[line]);
         if (forced <= bound.order) continue;
         bound.order = forced;
         bound.order_by = line;
@@ -196,6 +249,7 @@ void BoundFinder::FindOrder(StepBound& bound) const {
 
 StepBound BoundFinder::Run() {
   NumberKernels();
+  gathers_.assign(unit_of_.size(), Seconds{});
   StepBound bound{.awaits_verdict = plan_.decisions.timing == UpdateTiming::kLate};
   Seconds of_step = {};
   int kernels = 0;
@@ -208,9 +262,12 @@ StepBound BoundFinder::Run() {
       if (op.scope >= 0 && !op.goes_on) ++kernels;
       continue;
     }
-    if (op.parts.empty() || op.operands.empty() || !IsOfUpdate(op, kernels)) continue;
-    Seconds& sums = work_[BetweenOf(op)];
-    for (int line = 0; line <= kResources; ++line) sums[line] += seconds[line];
+    if (op.parts.empty() || op.operands.empty()) continue;
+    if (IsOfUpdate(op, kernels)) {
+      Add(1, seconds, work_[BetweenOf(op)]);
+    } else {
+      AddGather(op, times, kernels, seconds);
+    }
   }
   of_step[static_cast<int>(Resource::kDisk)] = DiskSeconds(of_step);
   std::copy_n(of_step.begin(), kResources, bound.resources.begin());

@@ -12,8 +12,8 @@
 //   updates                     u0 u1 u2                          of a verdict: u0 + the kernels,
 //                                                                 u0 + u1 + the kernels from F1 on, ...
 //
-// Reads of states before that, and writes after it, take memory: as much as the plan's slots is
-// counted as hidden.
+// Gathers for kernels outside of that rest come beside the updates. Reads before, writes behind and
+// gathers ahead take memory: as much as the plan's slots is counted as hidden.
 #pragma once
 
 #include <array>

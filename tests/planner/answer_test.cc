@@ -230,6 +230,30 @@ TEST(Search, FreeMemoryOfTheGpuHasAPartOfTheStates) {
   }
 }
 
+// Parameters stay in RAM before states, and the first units are updated on the GPU.
+TEST(Search, FreeMemoryBringsAStepNearItsBound) {
+  Question question = QuestionOf("qwen2.5-1.5b", "rtx4090-64gb", 1);
+  question.pass.context = 4096;
+  question.sequences = 4;
+  for (const bool clips : {true, false}) {
+    if (!clips) {
+      question.config.gradient_clipping = 0;
+      question.config.ebb.check_overflow = question.config.bf16_check_grad_overflow = false;
+    }
+    for (const auto& [parameters, states] :
+         {std::pair(Tier::kDevice, Tier::kCpu), std::pair(Tier::kCpu, Tier::kCpu),
+          std::pair(Tier::kNvme, Tier::kNvme)}) {
+      const Choice choice{
+          .stage = 3, .parameters = parameters, .states = states, .recompute = true};
+      const Answer from = AnswerForBatch(question, choice, Depth::kTime);
+      const std::optional<Answer> with = WithFreeMemory(question, from, Depth::kTime);
+      ASSERT_TRUE(with) << WordsOf(choice);
+      EXPECT_LT(with->time->of_bound(), clips ? 1.15 : 1.05) << WordsOf(choice);
+      EXPECT_EQ(with->config.zero.offload_param.max_in_cpu > 0, parameters == Tier::kNvme);
+    }
+  }
+}
+
 // The lines of links are what the step moves, at the machine's rates.
 TEST(Answers, HaveABoundThatNoSimulatedStepBeats) {
   constexpr double kOverlap = 1.02;

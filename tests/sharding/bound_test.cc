@@ -105,6 +105,30 @@ TEST_F(BoundTest, AnEarlyUpdateComesBetweenItsBackwardAndItsForward) {
   EXPECT_DOUBLE_EQ(bound.order, order);
 }
 
+// With parameters in RAM, gathers for the backward behind a gradient take RAM too, except for what the
+// device may have gathered before. The last unit stays gathered for its backward.
+TEST_F(BoundTest, GathersForOtherKernelsComeBesideTheUpdates) {
+  UpdateEarly();
+  config_.zero.stage = 3;
+  config_.zero.offload_param.device = Tier::kCpu;
+  config_.zero.param_persistence_threshold = 0;
+  config_.ebb.prefetch_depth = 0;
+  const Plan plan = MakePlan();
+  const auto held = static_cast<double>(plan.table.bytes.Of(Tier::kDevice, StateClass::kGather));
+  double order = 0, without = 0;
+  for (size_t after = 0; after < units(); ++after) {  // its gradient is final
+    for (size_t before = 0; before < units(); ++before) {
+      const double rest = static_cast<double>(units() - before) * kForward +
+                          static_cast<double>(units() - after) * kBackward +
+                          Of(std::min(after, before) + 1, kUpdated + kDownloaded + kNormTaken);
+      without = std::max(without, rest);
+      order = std::max(order, rest + std::max(0.0, Of(after, 2) - held));
+    }
+  }
+  EXPECT_GT(order, without);
+  EXPECT_DOUBLE_EQ(Bound(plan).order, order);
+}
+
 // In several rounds only the last backward and the first forward are beside updates.
 TEST_F(BoundTest, RoundsBetweenHideNoUpdate) {
   UpdateEarly();

@@ -328,18 +328,17 @@ TEST(StatePlacement, AnOptimizerOfTheTrainersGetsSlicesUncut) {
   EXPECT_THAT(SubGroups(placement), ElementsAre("0: 0-10 cpu"));
 }
 
-// Half of the states stay, alternating with those that leave: a sub-group stays while at most half
-// of the elements so far would have stayed.
-TEST(StatePlacement, TheDevicesShareOfTheStatesIsSpreadEvenly) {
+// Their gradients come last, and their forwards first.
+TEST(StatePlacement, TheDevicesShareOfTheStatesIsThatOfTheFirstUnits) {
   const StatePlacement placement = Case{
       .units = {4 * k, 4 * k},
       .optimizer = Tier::kCpu,
       .limits = {
           .sub_group_elements = k,
-          .states_on_device = 0.5}}.Decide();
+          .states_on_device = 0.7}}.Decide();
   EXPECT_THAT(SubGroups(placement),
-              ElementsAre("0: 0-1 cpu", "0: 1-2 device", "0: 2-3 cpu", "0: 3-4 device",
-                          "1: 0-1 cpu", "1: 1-2 device", "1: 2-3 cpu", "1: 3-4 device"));
+              ElementsAre("0: 0-1 device", "0: 1-2 device", "0: 2-3 device", "0: 3-4 device",
+                          "1: 0-1 device", "1: 1-2 cpu", "1: 2-3 cpu", "1: 3-4 cpu"));
   const StatePlacement all = Case{.units = {2 * k},
                                   .optimizer = Tier::kCpu,
                                   .limits = {.sub_group_elements = k, .states_on_device = 1}}
@@ -365,8 +364,8 @@ TEST(StatePlacement, AGradientStaysOnTheDeviceWhereAllOfItsUnitIsUpdatedThere) {
                 .gradients = Tier::kCpu,
                 .limits = {.sub_group_elements = k, .states_on_device = 0.5}};
   const StatePlacement placement = followed.Decide();
-  EXPECT_EQ(placement.units[0].gradient, Tier::kCpu);
-  EXPECT_EQ(placement.units[1].gradient, Tier::kDevice);
+  EXPECT_EQ(placement.units[0].gradient, Tier::kDevice);
+  EXPECT_EQ(placement.units[1].gradient, Tier::kCpu);
 }
 
 TEST(StatePlacement, AGradientOfTermsIsOnTheDeviceWhereTensorRanksMeet) {
