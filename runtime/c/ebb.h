@@ -190,6 +190,23 @@ int32_t ebb_predict_memory(const ebb_model*, int32_t world, const char* json, eb
 
 /* ---- the engine ---- */
 
+/* A slice of a parameter that the caller's own optimizer updates (ebb::UpdateSlice). */
+typedef struct {
+  int32_t parameter;
+  int32_t states; /* the length of `state` */
+  int64_t begin, end;
+  int64_t step; /* of applied updates, from 1 */
+  double learning_rate;
+  float* master;
+  const float* gradient; /* unscaled and clipped */
+  float* const* state;   /* in the order of update_states; zero before the first update */
+  void*
+      stream; /* null: addresses are the host's. Else the device's: enqueue, and wait for nothing */
+} ebb_update_slice;
+/* Element by element. Called once for each slice of an applied step, by threads of the engine, several
+ * at once. */
+typedef int32_t (*ebb_update)(void* user, const ebb_update_slice* slice);
+
 typedef struct {
   uint32_t struct_size;
   int32_t threads;      /* on the CPU; 0: the cores of the host divided by its ranks */
@@ -199,6 +216,11 @@ typedef struct {
   int32_t initial_values_of_rank_0;
   const char* error; /* null, or the caller's error, perhaps of this rank alone: every rank's. The
                         model is then not looked at */
+  ebb_update update; /* null, or an optimizer in place of the configuration's, which has its own
+                        weight decay. It may be called until ebb_engine_close */
+  void* update_user;
+  const char* const* update_states; /* names of its fp32 states */
+  int32_t update_state_count;
 } ebb_engine_options;
 typedef struct {
   void* data; /* the address of the parameter in every scope of the unit */

@@ -41,6 +41,39 @@ using ebb::c::Call;
 using ebb::c::CallEngine;
 using ebb::c::CallLive;
 
+namespace {
+
+absl::StatusOr<ebb::OptimizerSpec> OwnOptimizer(const ebb_engine_options& options) {
+  if (options.update_state_count < 0 ||
+      (options.update_state_count > 0 && options.update_states == nullptr))
+    return absl::InvalidArgumentError(
+        absl::StrCat("update_states of ebb_engine_options: ", options.update_state_count));
+  ebb::OptimizerSpec spec;
+  for (int32_t state = 0; state < options.update_state_count; ++state)
+    spec.states.push_back(ebb::c::TextOr(options.update_states[state], ""));
+  spec.update = [update = options.update,
+                 user = options.update_user](const ebb::UpdateSlice& of) -> absl::Status {
+    std::vector<float*> states;
+    for (const std::span<float> state : of.states) states.push_back(state.data());
+    const ebb_update_slice slice = {.parameter = static_cast<int32_t>(of.slice.parameter),
+                                    .states = static_cast<int32_t>(states.size()),
+                                    .begin = of.slice.begin,
+                                    .end = of.slice.end,
+                                    .step = of.step,
+                                    .learning_rate = of.learning_rate,
+                                    .master = of.master.data(),
+                                    .gradient = of.gradient.data(),
+                                    .state = states.data(),
+                                    .stream = of.stream.native};
+    if (update(user, &slice) == 0) return absl::OkStatus();
+    return absl::AbortedError(absl::StrCat("the caller's optimizer failed at parameter ",
+                                           slice.parameter, " in step ", slice.step));
+  };
+  return spec;
+}
+
+}  // namespace
+
 int32_t ebb_engine_create(ebb_world* world, const ebb_model* model, const char* json,
                           const ebb_engine_options* given, ebb_engine** engine) {
   return Call([&]() -> absl::Status {
@@ -60,6 +93,9 @@ int32_t ebb_engine_create(ebb_world* world, const ebb_model* model, const char* 
     with.compute.native = options.compute_stream;
     with.name = ebb::c::TextOr(options.name, "engine");
     with.initial_values_of_rank_0 = options.initial_values_of_rank_0 != 0;
+    if (options.update != nullptr) {
+      EBB_ASSIGN_OR_RETURN(with.optimizer, OwnOptimizer(options));
+    }
     if (options.error != nullptr) with.error = absl::FailedPreconditionError(options.error);
     const auto there = std::make_shared<std::atomic<bool>>(true);
     absl::StatusOr<ebb::Engine> made = ebb::Engine::Create(

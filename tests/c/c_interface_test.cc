@@ -141,6 +141,58 @@ TEST_F(CInterface, AUnitThatIsWholeHasItsValuesBetweenSteps) {
   Refuses(ebb_engine_await_whole(nullptr, 0, &is_whole), "");
 }
 
+// Adds what it is told to: master - rate x (gradient + the gradients before).
+int32_t Accumulated(void* user, const ebb_update_slice* slice) {
+  static_cast<std::vector<int64_t>*>(user)->push_back(slice->step);
+  if (slice->states != 1 || slice->stream != nullptr) return 1;
+  if (slice->step > 2) return 1;
+  for (int64_t i = 0; i < slice->end - slice->begin; ++i) {
+    slice->state[0][i] += slice->gradient[i];
+    slice->master[i] -= static_cast<float>(slice->learning_rate) * slice->state[0][i];
+  }
+  return 0;
+}
+
+TEST_F(CInterface, TheCallersOptimizerUpdatesSlices) {
+  MakeModel(1);
+  std::vector<int64_t> steps;
+  const char* const names[] = {"sum"};
+  auto options = Sized<ebb_engine_options>();
+  options.update = Accumulated;
+  options.update_user = &steps;
+  options.update_states = names;
+  options.update_state_count = 1;
+  constexpr char kPlain[] = R"({"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 0})";
+  ASSERT_EQ(ebb_engine_create(world_, model_, kPlain, &options, &engine_), EBB_OK) << ebb_error();
+  ebb_group_options rate = Sized<ebb_group_options>();
+  rate.has_learning_rate = 1;
+  rate.learning_rate = 0.25;
+  auto step = Sized<ebb_step_options>();
+  step.groups = &rate;
+  step.group_count = 1;
+  for (int number = 0; number < 2; ++number) TakeStep(&step);
+  EXPECT_EQ(Gathered(0), (std::vector<float>{-0.75f, 0.25f, 1.25f, 2.25f}));
+  EXPECT_EQ(steps, (std::vector<int64_t>{1, 2}));
+  std::vector<float> sums;
+  const ebb_sink append = [](void* user, int32_t, int64_t begin, int64_t end,
+                             const float* values) -> int32_t {
+    static_cast<std::vector<float>*>(user)->assign(values, values + (end - begin));
+    return 0;
+  };
+  ASSERT_EQ(ebb_gather_state(engine_, 0, EBB_OPTIMIZER, "sum", -1, append, &sums), EBB_OK)
+      << ebb_error();
+  EXPECT_EQ(sums, (std::vector<float>(4, 2.0f)));
+  TakeStep(&step);
+  auto report = Sized<ebb_report>();
+  (void)ebb_step_report(engine_, &report);
+  EXPECT_NE(ebb_step_begin(engine_, nullptr) == EBB_OK ? ebb_step_finish(engine_, nullptr) : 1,
+            EBB_OK);
+  EXPECT_THAT(ebb_error(), HasSubstr("the caller's optimizer failed at parameter 0 in step 3"));
+  options.update_states = nullptr;
+  ebb_engine* refused = nullptr;
+  Refuses(ebb_engine_create(world_, model_, kPlain, &options, &refused), "update_states");
+}
+
 TEST_F(CInterface, InitialValuesThatAreNanAreAnErrorThatNamesTheParameter) {
   MakeModel(2);
   values_[2] = std::numeric_limits<float>::quiet_NaN();

@@ -79,10 +79,21 @@ class MemoryRow(ctypes.Structure):
     _fields_ = [("state", c_int32), ("tier", c_int32), ("predicted", c_uint64), ("current", c_uint64), ("peak", c_uint64)]
 
 
+class UpdateSlice(ctypes.Structure):
+    _fields_ = [
+        ("parameter", c_int32), ("states", c_int32), ("begin", c_int64), ("end", c_int64), ("step", c_int64), ("learning_rate", c_double),
+        ("master", c_void_p), ("gradient", c_void_p), ("state", POINTER(c_void_p)), ("stream", c_void_p),
+    ]
+
+
+UPDATE = ctypes.CFUNCTYPE(c_int32, c_void_p, POINTER(UpdateSlice))
+
+
 class EngineOptions(Struct):
     _fields_ = [
         ("struct_size", c_uint32), ("threads", c_int32), ("device", c_char_p), ("name", c_char_p), ("compute_stream", c_void_p),
-        ("initial_values_of_rank_0", c_int32), ("error", c_char_p),
+        ("initial_values_of_rank_0", c_int32), ("error", c_char_p), ("update", UPDATE), ("update_user", c_void_p),
+        ("update_states", POINTER(c_char_p)), ("update_state_count", c_int32),
     ]
 
 
@@ -170,7 +181,7 @@ class CommunicationRow(ctypes.Structure):
 # By the names in ebb.h; tests/python/abi_test.py compares them with the compiler's.
 STRUCTS = {
     "ebb_world_options": WorldOptions, "ebb_world_facts": WorldFacts, "ebb_parameter": Parameter, "ebb_visit": Visit,
-    "ebb_event": Event, "ebb_memory_row": MemoryRow, "ebb_engine_options": EngineOptions, "ebb_view": View, "ebb_mesh_facts": MeshFacts,
+    "ebb_event": Event, "ebb_memory_row": MemoryRow, "ebb_update_slice": UpdateSlice, "ebb_engine_options": EngineOptions, "ebb_view": View, "ebb_mesh_facts": MeshFacts,
     "ebb_group_options": GroupOptions, "ebb_step_options": StepOptions, "ebb_finish_options": FinishOptions,
     "ebb_gradient": Gradient, "ebb_report": StepReport, "ebb_save_options": SaveOptions, "ebb_loaded": Loaded, "ebb_load_options": LoadOptions,
     "ebb_traffic_row": TrafficRow, "ebb_communication_row": CommunicationRow,

@@ -23,6 +23,7 @@ from ._library import Error, library
 from ._model import Config, Groups, Model, Said, config_text, dtype_function, group_function, resolved, tier_of_activations
 from ._muon import matrix_update_function
 from ._order import units_and_order
+from ._own_updates import OwnUpdates
 from ._reports import MemoryRow, memory_rows
 from ._tensor_ranks import cut_alone, mesh_without_groups, with_mesh
 from ._tensors import current_stream
@@ -36,7 +37,7 @@ log = logging.getLogger("ebb")
 def initialize(
     model: nn.Module, config: Config, *, units: UnitsArgument = None, example: Any = None, resident: Iterable[str] = (),
     groups: Groups | None = None, weights: str | os.PathLike | None = None, values: Mapping[str, torch.Tensor] | None = None,
-    values_of_rank_0: bool = False, dtype: str | None = None, device: str | None = None, threads: int = 0, name: str = "engine", check: bool = False,
+    values_of_rank_0: bool = False, optimizer: torch.optim.Optimizer | OwnUpdates | None = None, dtype: str | None = None, device: str | None = None, threads: int = 0, name: str = "engine", check: bool = False,
     keep_memory: bool = False,
 ) -> Engine:
     """Shards `model` over the ranks and returns its engine. Collective: every rank calls it with the same model and config.
@@ -56,6 +57,8 @@ def initialize(
     values: tensors by the names of state_dict(), instead of weights=: for example torch.load(file, mmap=True), of which each rank reads
         its own slices, so that a host has them once.
     values_of_rank_0: other ranks take rank 0's initial values. Otherwise, if values differ, an error names the parameter.
+    optimizer: an element-wise optimizer of torch's over the model's parameters, in the place of the JSON's, such as torch.optim.Adamax. Its update
+        runs over this rank's slices of the fp32 masters. Its groups' "lr" may change between steps, by torch's schedulers.
     dtype: "config": all parameters are computed in the configuration's dtype, also those of a model with several dtypes.
     device: "cpu", "cuda", "cuda:1". Default: the device of the parameters.
     threads: the number of threads for updates and reductions on the CPU; 0: the cores of the host divided by its ranks.
@@ -70,6 +73,8 @@ def initialize(
     with _told_to_all_ranks(handle, world.size, model, config, device, name) as texts:
         model = getattr(model, "_orig_mod", model)  # of torch.compile(model), which calls it
         refuse(model)
+        own = optimizer if optimizer is None or isinstance(optimizer, OwnUpdates) else OwnUpdates(optimizer, model)
+        config = config if own is None else own.config(config_text(config))
         text, mesh, has_values = with_mesh(model, config, world, values_of_rank_0=values_of_rank_0 if weights is None and values is None else None)
         texts.append(text)
         settings = resolved(text, world.size)
@@ -87,7 +92,7 @@ def initialize(
         if is_cut and values_of_rank_0 and not has_values:
             take_values_of_rank_0(model, mesh, world.size)
         divided, order = units_and_order(model, units, example, resident, on)
-        group_of = group_function(groups)
+        group_of = group_function(groups if own is None else own.members)
         files = Files(os.fspath(weights), model) if weights is not None else GivenValues(values, model) if values is not None else None
         if dtype not in (None, "config"):
             raise Error(f"dtype={dtype!r}: it is \"config\" or None, and the configuration has the type", "INVALID_ARGUMENT")
@@ -96,7 +101,7 @@ def initialize(
         described = Model(divided, order, Said(group_of, dtype_of, matrix_update_function(model)), files)
         options = _library.EngineOptions(
             threads=threads, device=str(on).encode(), name=name.encode(), compute_stream=current_stream(on),
-            initial_values_of_rank_0=values_of_rank_0 and not is_cut,
+            initial_values_of_rank_0=values_of_rank_0 and not is_cut, **(own.options() if own is not None else {}),
         )
     made = c_void_p()
     described.check(library.ebb_engine_create(handle, described.handle, text.encode(), byref(options), byref(made)))
@@ -104,7 +109,7 @@ def initialize(
     del described  # and the copies of values that it has
     _move_compilation(divided)
     _renew_meta_parameters(model, divided, on)
-    engine = Engine(model, world, settings, on, divided, order, example is not None, made.value, first_id, group_of, check)
+    engine = Engine(model, world, settings, on, divided, order, example is not None, made.value, first_id, group_of, check, own)
     if files is not None and files.others:
         engine._entries.load(files.others, completes=True)
     if keep_memory and on.type == "cpu":

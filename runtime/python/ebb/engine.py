@@ -22,6 +22,7 @@ from ._model import compute_dtype, structs_of, tier_of_activations
 from ._open_steps import OpenSteps
 from ._order import Call, of_evaluation, order_of, warn_of_registration
 from ._reports import CommunicationRow, MemoryRow, Report, TrafficRow, memory_rows
+from ._own_updates import OwnUpdates
 from ._saved_tensors import SavedInRam, checkpoint_around, without_saved_hooks
 from ._state import State
 from ._steps import Steps
@@ -42,8 +43,10 @@ class Engine(OpenSteps):
     def __init__(
         self, model: nn.Module, world: World, settings: dict[str, Any], device: torch.device, units: list[Unit], order: Order,
         is_order_known: bool, handle: int, first_id: list[int], group_of: Callable[[str], str], checks_reads: bool,
+        own: OwnUpdates | None = None,
     ):
-        """`settings`: the resolved configuration. `first_id`: for each unit, the library's number of its first parameter."""
+        """`settings`: the resolved configuration. `first_id`: for each unit, the library's number of its first parameter. `own`: the optimizer, in the
+        place of the configuration's."""
         self.model = model
         self.world = world
         self.config = settings
@@ -67,8 +70,12 @@ class Engine(OpenSteps):
         schedule = settings.get("scheduler", {}).get("type") or ""
         scheduled = self._scheduled_rate if schedule else None
         groups = groups_of(trainable, group_of, settings) if trainable else []
-        self.optimizer = Optimizer(groups, self.step, self.zero_grad, scheduled, schedule) if trainable else None
+        self.optimizer: torch.optim.Optimizer | None = Optimizer(groups, self.step, self.zero_grad, scheduled, schedule) if trainable else None
         rates = self.optimizer.rates if self.optimizer is not None else list
+        if own is not None:
+            names = {first + i: name for unit, first in zip(units, first_id) for i, name in enumerate(unit.names)}
+            own.attach(self._memory, device, names)
+            self.optimizer, rates = own.optimizer, own.rates
         faults = TensorFaults(self._memory, world.rank, mesh) if self.tensor_ranks > 1 else None
         self._steps = Steps(
             self._memory, units, self._slots, first_id, order, device, half, rates, self.accumulation, world.size, self.data_ranks, faults

@@ -153,8 +153,8 @@ class DeepSpeedEngine(Facts, Saving, nn.Module):
     def _shard(self, resident: Iterable[str]) -> None:
         backwards = self.gradient_accumulation_steps() if self._config.managed else 1
         settings = self._config.for_engine(max(2, backwards))
-        groups = None
-        if self._groups is not None:
+        groups, own = None, self._groups.own if self._groups is not None else None
+        if self._groups is not None and own is None:
             settings["optimizer"], of_groups = self._groups.settings()
             settings.setdefault("ebb", {})["parameter_groups"] = of_groups
             groups = self._groups.members
@@ -165,7 +165,7 @@ class DeepSpeedEngine(Facts, Saving, nn.Module):
         external = [names[id(one)] for module in self.module.modules() for one in module.__dict__.get("_ebb_external", ()) if id(one) in names]
         leaves = small_names.get_z3_leaf_modules(self.module)
         self.ebb = shard(
-            self.module, settings, units=units_with(self.module, leaves) if leaves else None, groups=groups, resident=[re.escape(name) for name in {*external, *resident}], values_of_rank_0=True, dtype="config",
+            self.module, settings, units=units_with(self.module, leaves) if leaves else None, groups=groups, optimizer=own, resident=[re.escape(name) for name in {*external, *resident}], values_of_rank_0=True, dtype="config",
             device=str(self.device), name=f"engine{next(_numbers)}",
         )
         if self.zero_optimization_stage() == 3:

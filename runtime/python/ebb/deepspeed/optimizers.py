@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from .._library import Error
+from .._own_updates import OwnUpdates
 
 _LATER = ("lr", "weight_decay")  # may change between updates
 _OF_EBB = ("states", "min_8bit_size")  # of the JSON: how states are kept
@@ -100,8 +101,8 @@ def of_config(described: Mapping[str, Any], parameters: Any) -> torch.optim.Opti
             options = {key: value for key, value in options.items() if key != "fp32_optimizer_states"}
         else:
             options["adam_w_mode"] = decoupled
-    if made not in _RULES:
-        raise Error(f"optimizer.type '{kind}' is not built: {_taken()}", "UNIMPLEMENTED")
+    if not (isinstance(made, type) and issubclass(made, torch.optim.Optimizer)):
+        raise Error(f"optimizer.type '{kind}' is not built: {', '.join(_OF_JSON)} and names of torch.optim are taken", "UNIMPLEMENTED")
     if "betas" in options:
         options["betas"] = tuple(options["betas"])
     optimizer = made(parameters, **options)
@@ -109,25 +110,18 @@ def of_config(described: Mapping[str, Any], parameters: Any) -> torch.optim.Opti
     return optimizer
 
 
-def _taken() -> str:
-    return f"{', '.join(sorted({kind.__name__ for kind in _RULES}))} are taken. Updates of another optimizer, in Python, are not built yet"
-
-
 def trained(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     return [group for group in optimizer.param_groups if any(parameter.requires_grad for parameter in group["params"])]
 
 
-def check_type(optimizer: torch.optim.Optimizer) -> None:
-    if type(optimizer) not in _RULES:
-        raise Error(f"the optimizer is a {type(optimizer).__name__}: {_taken()}", "UNIMPLEMENTED")
+def has_rule(optimizer: torch.optim.Optimizer) -> bool:
+    """Otherwise its own code updates the shards."""
+    return type(optimizer) in _RULES and not any(group.get(name) for group in optimizer.param_groups for name in ("amsgrad", "maximize"))
 
 
 def rule_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> dict[str, Any]:
     """One group as the JSON's "optimizer"."""
     kind, names = _RULES[type(optimizer)]
-    for name in ("amsgrad", "maximize"):
-        if group.get(name):
-            raise Error(f"{type(optimizer).__name__}({name}=True) is not built: leave it out", "UNIMPLEMENTED")
     options = {name: group[name] for name in names if name in group}
     if "betas" in options:
         options["betas"] = [float(beta) for beta in options["betas"]]
@@ -140,8 +134,8 @@ class Groups:
     """The groups of an optimizer for ebb.initialize, and their rates for each step."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, model: nn.Module):
-        check_type(optimizer)
         self.optimizer = optimizer
+        self.own = None if has_rule(optimizer) else OwnUpdates(optimizer, model)
         self.groups = trained(optimizer)
         self.names = [f"group{number}" for number in range(len(self.groups))]
         self.not_fixed: set[str] = set()  # options that a schedule of the engine's changes, too
@@ -162,6 +156,8 @@ class Groups:
 
     def rates(self) -> list[tuple[str, float | None, float | None]]:
         """Of the next update. Raises if a group has changed what the engine cannot change."""
+        if self.own is not None:
+            return self.own.rates()
         for group, fixed in zip(self.groups, self._fixed):
             now = self._options(group)
             name = next((name for name in now if now[name] != fixed.get(name) and name not in self.not_fixed), None)
@@ -176,7 +172,7 @@ class Groups:
         ]
 
     def _options(self, group: Mapping[str, Any]) -> dict[str, Any]:
-        names = _RULES[type(self.optimizer)][1]
+        names = _RULES[type(self.optimizer)][1] if self.own is None else ()
         return {name: tuple(group[name]) if name == "betas" else group[name] for name in names if name in group}
 
 
