@@ -6,7 +6,7 @@ from __future__ import annotations
 import collections
 import json
 import logging
-from typing import Any, Mapping
+from typing import Any, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -14,6 +14,7 @@ from torch import nn
 from . import _library
 from ._library import Error, Rates
 from ._tensors import Memory, over
+from ._units import Unit
 
 log = logging.getLogger("ebb")
 _STEPS, _SIZES = 3, (5, 7)  # of the trial; its values are updated as one tensor, and as two
@@ -67,9 +68,10 @@ class OwnUpdates:
         """Of _library.EngineOptions."""
         return {"update": self._call, "update_states": self._names, "update_state_count": len(self.states)}
 
-    def attach(self, memory: Memory, device: torch.device, names: Mapping[int, str]) -> None:
-        """`names`: of the engine's parameters, by their numbers."""
+    def attach(self, memory: Memory, device: torch.device, units: Sequence[Unit], first_id: Sequence[int]) -> None:
+        """`first_id`: for each unit, the library's number of its first parameter."""
         group_of = {name: group for group, members in enumerate(self.members.values()) for name in members}
+        names = {first + i: name for unit, first in zip(units, first_id) for i, name in enumerate(unit.names)}
         self.group_of = {number: group_of[name] for number, name in names.items() if name in group_of}
         self.memory, self.device = memory, device
         log.info("updates are %s's own code, over slices, with %s", self.name, f"the states {', '.join(self.states)}" if self.states else "no states")

@@ -42,11 +42,9 @@ class Engine(OpenSteps):
 
     def __init__(
         self, model: nn.Module, world: World, settings: dict[str, Any], device: torch.device, units: list[Unit], order: Order,
-        is_order_known: bool, handle: int, first_id: list[int], group_of: Callable[[str], str], checks_reads: bool,
-        own: OwnUpdates | None = None,
+        is_order_known: bool, handle: int, first_id: list[int], group_of: Callable[[str], str], checks_reads: bool, own: OwnUpdates | None = None,
     ):
-        """`settings`: the resolved configuration. `first_id`: for each unit, the library's number of its first parameter. `own`: the optimizer, in the
-        place of the configuration's."""
+        """`settings`: the resolved configuration. `first_id`: for each unit, the library's number of its first parameter. `own`: of optimizer=."""
         self.model = model
         self.world = world
         self.config = settings
@@ -73,8 +71,7 @@ class Engine(OpenSteps):
         self.optimizer: torch.optim.Optimizer | None = Optimizer(groups, self.step, self.zero_grad, scheduled, schedule) if trainable else None
         rates = self.optimizer.rates if self.optimizer is not None else list
         if own is not None:
-            names = {first + i: name for unit, first in zip(units, first_id) for i, name in enumerate(unit.names)}
-            own.attach(self._memory, device, names)
+            own.attach(self._memory, device, units, first_id)
             self.optimizer, rates = own.optimizer, own.rates
         faults = TensorFaults(self._memory, world.rank, mesh) if self.tensor_ranks > 1 else None
         self._steps = Steps(
