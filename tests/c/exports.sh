@@ -1,5 +1,5 @@
 #!/bin/sh
-# The functions that LIBRARY exports are those that HEADER declares, 52 at most, and nothing else is exported. NCCL and MPI
+# The functions that LIBRARY exports are those that HEADER declares, 57 at most, and nothing else is exported. NCCL and MPI
 # are opened when they are needed: it is not linked to them.
 #
 #   exports.sh NM LIBRARY HEADER
@@ -11,5 +11,5 @@ declared=$(grep -o 'ebb_[a-z_0]*(' "$3" | tr -d '(' | sort -u)
   echo "declared:" $declared >&2
   exit 1
 }
-[ "$(echo "$exported" | wc -l)" -le 56 ]
+[ "$(echo "$exported" | wc -l)" -le 57 ]
 ! ldd "$2" | grep -E 'libmpi|libnccl' >&2

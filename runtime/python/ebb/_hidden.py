@@ -53,6 +53,8 @@ as_plain = torch._C.DisableTorchFunctionSubclass
 class Owner(Protocol):
     """The engine of a parameter that has no value."""
 
+    advice: str  # behind errors, for programs that do not call it by its own names
+
     def has_taken(self, name: str) -> bool: ...  # the gradient, in the open step
     def brings_in(self, name: str) -> bool: ...  # whether it shows its value between steps, which this call has made it do
     def makes_current(self) -> bool: ...  # whether residents have their new values, which this call gets
@@ -269,6 +271,11 @@ def _owner(value: torch.Tensor) -> Owner | None:
     return name.owner() if isinstance(name, Name) else None
 
 
+def advice_of(value: torch.Tensor) -> str:
+    owner = _owner(value)
+    return owner.advice if owner is not None else ""
+
+
 def _shape(value: torch.Tensor) -> torch.Size:
     with as_plain():
         return value.shape
@@ -309,7 +316,7 @@ def _refuse_gradient(value: torch.Tensor, done: str) -> None:
 
 def _refuse(value: torch.Tensor, text: str) -> None:
     """Raises. An error within a step, perhaps of this rank alone, ends the step on every rank."""
-    error, owner = Error(text), _owner(value)
+    error, owner = Error(text + advice_of(value)), _owner(value)
     if owner is not None:
         owner.fail(error)
     raise error

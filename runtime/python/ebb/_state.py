@@ -35,6 +35,7 @@ class State:
         self.steps = steps
         self.walk = walk
         self.thread = threading.get_ident()
+        self.advice = ""
         self.members = Members(model)
         self.ids: dict[str, int] = {}
         self.parameters: dict[str, nn.Parameter] = {}

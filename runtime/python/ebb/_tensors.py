@@ -13,7 +13,7 @@ from typing import Sequence
 import torch
 
 from ._blocks import is_dtensor, local_of, set_local
-from ._hidden import Hidden, Stale, as_plain, guarded, hide_memory, kind_of, memory_of, show_memory, text_of_no_value, without_value
+from ._hidden import Hidden, Stale, advice_of, as_plain, guarded, hide_memory, kind_of, memory_of, show_memory, text_of_no_value, without_value
 from ._library import Error, library
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.uint8)
@@ -192,7 +192,7 @@ class Slots:
             )
         raise Error(
             f"the trainer's own code has written to '{name}', but the engine does not see that: "
-            "set it with engine.write(name, tensor), between steps and on every rank"
+            f"set it with engine.write(name, tensor), between steps and on every rank{advice_of(parameter)}"
         )
 
 

@@ -266,6 +266,31 @@ def test_optimizers_that_look_at_whole_tensors_are_refused(make, said):
     assert caught.value.code == "UNIMPLEMENTED"
 
 
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@on_two
+def test_after_an_error_of_one_rank_all_have_counted_the_same_steps(dtype):
+    import ebb
+
+    is_half = dtype == "bf16"
+    more = {"bf16": {"enabled": True}} if is_half else {}
+    halves = lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    engine = loops.begin(training.mlp(), loops.config(2, **more), lr_scheduler=halves)
+    failed = 0
+    for number, of_step in enumerate(training.vector_batches(5, 2)):
+        x, y = (one.bfloat16() if is_half else one for one in of_step[engine.global_rank])
+        if number == 2 and engine.global_rank == 1:
+            x = x[:, :3]  # a shape that the first layer refuses
+        try:
+            engine.backward((engine(x) - y).square().mean())
+            engine.step()
+        except (ebb.Error, RuntimeError):
+            failed += 1
+    every = [None, None]
+    torch.distributed.all_gather_object(every, (engine.global_steps, engine.global_samples, engine.get_lr(), failed))
+    assert every[0] == every[1] == (4, 16, [0.01 * 0.5**4], 1)
+    engine.destroy()
+
+
 @on_one
 def test_a_momentum_that_changes_is_refused():
     import ebb

@@ -34,6 +34,7 @@ def test_a_run_goes_on_bit_for_bit(stage, then, folder):
     path, state = other.load_checkpoint(folder)
     assert path == os.path.join(folder, "global_step3") and state["epoch"] == 3 and torch.equal(state["numbers"], torch.arange(3))
     assert (other.global_steps, other.micro_steps, other.global_samples) == (3, 6, 12 * other.world_size)
+    assert (other.skipped_steps, other.was_step_applied(), other.get_global_grad_norm(), other.optimizer.overflow) == (0, False, None, False)
     assert loops.train(other, batches[3:], 2) == expected
     assert all(torch.equal(other.ebb.gather(name, master=True), value) for name, value in masters.items())
     other.destroy()

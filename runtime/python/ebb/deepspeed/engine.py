@@ -28,6 +28,8 @@ from .saving import Saving
 
 log = logging.getLogger("ebb")
 _NO_OPTIMIZER = "must provide optimizer during init in order to use"
+_ADVICE = (". Through DeepSpeed's names: within deepspeed.zero.GatheredParameters(parameter), on every rank, it shows its value, and with "
+           "modifier_rank=0 that rank's writes hold; deepspeed.utils.safe_get_full_fp32_param(parameter) reads the master")
 _FORWARDS_MAX = 4  # before one backward, in the first step
 _numbers = itertools.count()
 
@@ -85,9 +87,9 @@ class DeepSpeedEngine(Facts, Saving, nn.Module):
         self._is_loaded = False  # from a checkpoint
         self._is_proven = False  # a forward with gradients has run, so the residents are known
         self._applied: bool | None = None
-        self._norm: float | None = None
+        self._norm, self._skipped = None, 0  # skipped steps: before the first update here
         self._reported: Report | None = None
-        self._has_report = False  # an update, or a checkpoint's
+        self._has_report = False  # an update here
         if isinstance(lr_scheduler, torch.optim.lr_scheduler.LRScheduler):
             assert isinstance(optimizer, torch.optim.Optimizer), (
                 f"Client Optimizer (type = {type(optimizer)} is not instantiated but Client LR Scheduler is instantiated"
@@ -172,7 +174,7 @@ class DeepSpeedEngine(Facts, Saving, nn.Module):
             for parameter in self.module.parameters():
                 zero.mark(parameter)
             self.module.ds_external_parameters = tuple  # a call gives none: the engine finds them by itself
-        self.ebb.shows_values = True
+        self.ebb.shows_values, self.ebb._state.advice = True, _ADVICE
         if self._groups is not None:
             self.ebb.reads_gradients = True
             self.ebb.forwards_max = _FORWARDS_MAX
@@ -223,8 +225,8 @@ class DeepSpeedEngine(Facts, Saving, nn.Module):
 
     def _prepare(self) -> None:
         """Drops what no backward will come for."""
-        ebb = self.ebb
-        failure = ebb.failure
+        ebb, failure = self.ebb, self.ebb.failure
+        self._scaled_here = self._scaled_here if ebb.backwards else 0  # a step may have ended with an error
         if failure and ebb.backwards:
             raise Error(
                 f"{failure}, after {ebb.backwards} backward(s) of the step, whose gradients are lost: call optimizer.zero_grad() to begin the "
@@ -314,12 +316,13 @@ class DeepSpeedEngine(Facts, Saving, nn.Module):
 
     def _update(self, lr_kwargs: Mapping[str, Any] | None) -> None:
         backwards = self._update_alone()
+        self._applied = None  # report() knows
+        # An error of one rank ends the step on all, so all wait for it before they count.
+        applied = (self.lr_scheduler is not None or self._config.dtype != torch.float32 or self.world_size > 1) and self._report().applied
         self.global_steps += 1
         samples = self.train_batch_size()
         self.global_samples += samples if self._config.managed else samples // self.gradient_accumulation_steps() * backwards
-        self._applied = None  # report() knows
-        # In fp32 DeepSpeed skips no step, so a schedule need not wait for the verdict.
-        if (self._config.dtype == torch.float32 or self._report().applied) and self.lr_scheduler is not None:
+        if applied and self.lr_scheduler is not None:
             self.lr_scheduler.step(**(lr_kwargs or {}))
 
     def _report(self) -> Report | None:
@@ -404,7 +407,7 @@ class DeepSpeedEngine(Facts, Saving, nn.Module):
     @property
     def skipped_steps(self) -> int:
         report = self._report()
-        return 0 if report is None else report.skipped_steps
+        return self._skipped if report is None else report.skipped_steps
 
     @property
     def cur_scale(self) -> float:

@@ -40,7 +40,7 @@ class Saving:
         schedule, groups = self.lr_scheduler, self.optimizer.state_dict()["param_groups"] if self.optimizer is not None else []
         kept = {
             "client_state": dict(client_state or {}), "groups": groups, "lr_scheduler": schedule.state_dict() if hasattr(schedule, "state_dict") else None,
-            **{name: getattr(self, name) for name in _COUNTERS}, "names": self.ebb.names_of_entries() if self.ebb is not None else {},
+            **{name: getattr(self, name) for name in _COUNTERS}, "skipped_steps": self.skipped_steps, "names": self.ebb.names_of_entries() if self.ebb is not None else {},
         }
         written = io.BytesIO()
         torch.save(kept, written)
@@ -84,7 +84,7 @@ class Saving:
             return folder, kept["client_state"]
         for name in _COUNTERS:
             setattr(self, name, kept[name])
-        self._reported, self._applied, self._has_report = None, None, self.global_steps > 0 and self.ebb is not None
+        self._reported, self._applied, self._has_report, self._skipped = None, None, False, kept.get("skipped_steps", 0)
         if keeps_states and self.optimizer is not None:
             if kept["groups"]:
                 self.optimizer.load_state_dict({"param_groups": kept["groups"]})
