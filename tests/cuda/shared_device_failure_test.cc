@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <latch>
 #include <string>
 #include <utility>
 #include <vector>
@@ -45,6 +46,7 @@ class SharedDeviceFailureTest : public ::testing::Test {
   std::array<Seen, kRanks> SumUntilFailed(Fail fail, bool waits_work = true) {
     std::array<std::vector<Buffer>, kRanks> kept;
     std::array<Seen, kRanks> seen;
+    std::latch all_have_memory(kRanks);
     testing::OnThreads(kRanks, [&](World world) {
       ASSERT_OK_AND_ASSIGN(const Device device, Device::Cuda());
       ASSERT_OK_AND_ASSIGN(const World gpus, world.On(device));
@@ -56,7 +58,10 @@ class SharedDeviceFailureTest : public ::testing::Test {
         const CollectiveSpan span = {
             .send = values.data(), .receive = values.data(), .count = 4000};
         memory.push_back(std::move(values));
-        if (round == 2 && world.rank() == 0) fail();
+        if (round == 2) {
+          all_have_memory.arrive_and_wait();  // which a lost device does not give
+          if (world.rank() == 0) fail();
+        }
         ASSERT_OK(communicator.AllReduce(stream, {&span, 1}, DType::kFloat32));
         stream.WaitIdle();
         if (waits_work) memory.clear();
