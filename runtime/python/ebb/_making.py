@@ -37,8 +37,8 @@ log = logging.getLogger("ebb")
 def initialize(
     model: nn.Module, config: Config, *, units: UnitsArgument = None, example: Any = None, resident: Iterable[str] = (),
     groups: Groups | None = None, weights: str | os.PathLike | None = None, values: Mapping[str, torch.Tensor] | None = None,
-    values_of_rank_0: bool = False, optimizer: torch.optim.Optimizer | OwnUpdates | None = None, dtype: str | None = None, device: str | None = None, threads: int = 0, name: str = "engine", check: bool = False,
-    keep_memory: bool = False,
+    values_of_rank_0: bool = False, optimizer: torch.optim.Optimizer | OwnUpdates | None = None, dtype: str | None = None,
+    device: str | None = None, threads: int = 0, name: str = "engine", check: bool = False, keep_memory: bool = False,
 ) -> Engine:
     """Shards `model` over the ranks and returns its engine. Collective: every rank calls it with the same model and config.
 

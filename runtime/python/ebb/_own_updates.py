@@ -30,9 +30,15 @@ class OwnUpdates:
         self.name = type(optimizer).__name__
         if optimizer.state:
             raise Error(f"optimizer= {self.name} has states before its first step: that is not built. Take no step before ebb.initialize", "UNIMPLEMENTED")
-        self.groups = [group for group in optimizer.param_groups if any(one.requires_grad for one in group["params"])]
+        self.groups = trained(optimizer)
         self.fixed = [_without_rate(group) for group in self.groups]
-        self.members = _members(self.groups, model)
+        self.members = members_of(self.groups, model)
+        taken = {name for names in self.members.values() for name in names}
+        left = next((name for name, one in model.named_parameters() if one.requires_grad and name not in taken), None)
+        if left is not None:
+            raise Error(f"optimizer= lacks '{left}', which is trainable: add it, or freeze it", "INVALID_ARGUMENT")
+        if not taken:
+            raise Error("optimizer= has nothing to train", "INVALID_ARGUMENT")
         self.states: list[str] = []  # their names, in the engine's order
         self.counters: dict[str, Any] = {}  # names of states that count updates: one of these
         self.numbers: dict[str, torch.Tensor] = {}  # names of states that are one number a tensor: one of these
@@ -83,7 +89,6 @@ class OwnUpdates:
             changed = next((name for name in now if name in fixed and now[name] != fixed[name]), None)
             if changed is not None:
                 raise Error(f"param_groups[i]['{changed}'] became {now[changed]}: between updates of {self.name} \"lr\" alone may change", "UNIMPLEMENTED")
-        self.optimizer._opt_called = True  # torch's schedulers warn without it
         return [(name, float(group["lr"]), None) for name, group in zip(self.members, self.groups)]
 
     # One slice.
@@ -186,23 +191,24 @@ class OwnUpdates:
         return values
 
 
+def trained(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    return [group for group in optimizer.param_groups if any(parameter.requires_grad for parameter in group["params"])]
+
+
 def _without_rate(group: Options) -> dict[str, Any]:
     return {name: value for name, value in group.items() if name not in ("params", "lr", "initial_lr")}
 
 
-def _members(groups: list[dict[str, Any]], model: nn.Module) -> dict[str, list[str]]:
-    """By the engine's name of a group: the names of its parameters."""
+def members_of(groups: list[dict[str, Any]], model: nn.Module) -> dict[str, list[str]]:
+    """By the engine's name of a group: the names of its parameters that train."""
     name_of = {id(parameter): name for name, parameter in model.named_parameters()}
     members: dict[str, list[str]] = {}
     for number, group in enumerate(groups):
-        trained = [one for one in group["params"] if one.requires_grad]
-        if any(id(one) not in name_of for one in trained):
-            raise Error("optimizer= has a parameter that is not in the model", "INVALID_ARGUMENT")
-        members[f"group{number}"] = [name_of[id(one)] for one in trained]
-    taken = {name for names in members.values() for name in names}
-    left = next((name for name, one in model.named_parameters() if one.requires_grad and name not in taken), None)
-    if not members or left is not None:
-        raise Error(f"optimizer= lacks '{left}', which is trainable: add it, or freeze it" if members else "optimizer= has nothing to train", "INVALID_ARGUMENT")
+        of_group = [parameter for parameter in group["params"] if parameter.requires_grad]
+        strange = next((parameter for parameter in of_group if id(parameter) not in name_of), None)
+        if strange is not None:
+            raise Error(f"the optimizer has a parameter of the shape {list(strange.shape)} that is not in the model", "INVALID_ARGUMENT")
+        members[f"group{number}"] = [name_of[id(parameter)] for parameter in of_group]
     return members
 
 

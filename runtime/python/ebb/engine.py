@@ -65,14 +65,14 @@ class Engine(OpenSteps):
         self._place()
         half = compute_dtype(settings) == torch.float16  # a parameter that keeps fp16 beside another type has no loss scale
         trainable = [(name, one) for unit in units for name, one in zip(unit.names, unit.parameters) if one.requires_grad]
-        schedule = settings.get("scheduler", {}).get("type") or ""
-        scheduled = self._scheduled_rate if schedule else None
-        groups = groups_of(trainable, group_of, settings) if trainable else []
-        self.optimizer: torch.optim.Optimizer | None = Optimizer(groups, self.step, self.zero_grad, scheduled, schedule) if trainable else None
-        rates = self.optimizer.rates if self.optimizer is not None else list
+        schedule, self.optimizer, rates = settings.get("scheduler", {}).get("type") or "", None, list
         if own is not None:
             own.attach(self._memory, device, units, first_id)
             self.optimizer, rates = own.optimizer, own.rates
+        elif trainable:
+            scheduled = self._scheduled_rate if schedule else None
+            self.optimizer = Optimizer(groups_of(trainable, group_of, settings), self.step, self.zero_grad, scheduled, schedule)
+            rates = self.optimizer.rates
         faults = TensorFaults(self._memory, world.rank, mesh) if self.tensor_ranks > 1 else None
         self._steps = Steps(
             self._memory, units, self._slots, first_id, order, device, half, rates, self.accumulation, world.size, self.data_ranks, faults

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from .._library import Error
-from .._own_updates import OwnUpdates
+from .._own_updates import OwnUpdates, members_of, trained
 
 _LATER = ("lr", "weight_decay")  # may change between updates
 _OF_EBB = ("states", "min_8bit_size")  # of the JSON: how states are kept
@@ -110,10 +110,6 @@ def of_config(described: Mapping[str, Any], parameters: Any) -> torch.optim.Opti
     return optimizer
 
 
-def trained(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    return [group for group in optimizer.param_groups if any(parameter.requires_grad for parameter in group["params"])]
-
-
 def has_rule(optimizer: torch.optim.Optimizer) -> bool:
     """Otherwise its own code updates the shards."""
     return type(optimizer) in _RULES and not any(group.get(name) for group in optimizer.param_groups for name in ("amsgrad", "maximize"))
@@ -137,17 +133,10 @@ class Groups:
         self.optimizer = optimizer
         self.own = None if has_rule(optimizer) else OwnUpdates(optimizer, model)
         self.groups = trained(optimizer)
-        self.names = [f"group{number}" for number in range(len(self.groups))]
+        self.members = members_of(self.groups, model)
+        self.names = list(self.members)
         self.not_fixed: set[str] = set()  # options that a schedule of the engine's changes, too
         self._fixed = [self._options(group) for group in self.groups]
-        name_of = {id(parameter): name for name, parameter in model.named_parameters()}
-        self.members: dict[str, list[str]] = {}
-        for name, group in zip(self.names, self.groups):
-            members = [parameter for parameter in group["params"] if parameter.requires_grad]
-            strange = next((parameter for parameter in members if id(parameter) not in name_of), None)
-            if strange is not None:
-                raise Error(f"the optimizer has a parameter of the shape {list(strange.shape)} that is not in the model", "INVALID_ARGUMENT")
-            self.members[name] = [name_of[id(parameter)] for parameter in members]
 
     def settings(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """"optimizer" and "ebb.parameter_groups" of the JSON."""

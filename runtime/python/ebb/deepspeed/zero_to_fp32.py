@@ -13,7 +13,7 @@ from .._library import Error
 from .._saved_run import SavedRun, write_model_files
 
 # DeepSpeed's names, which programs look for. Behind them are the client state and the stage of ZeRO alone.
-_MODEL_STATES, _OPTIMIZER_STATES = "mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_optim_states.pt"
+_OPTIMIZER_STATES = "zero_pp_rank_0_mp_rank_00_optim_states.pt"
 OF_MODEL = "model.pt"  # of an engine without shards
 SCRIPT = '''"""Writes the fp32 values of a tag in this folder for from_pretrained: python zero_to_fp32.py . output"""
 
@@ -79,13 +79,17 @@ def convert_zero_checkpoint_to_fp32_state_dict(
 
 def write_for_others(folder: str, client_state: Any, stage: int, is_bf16: bool) -> None:
     """Two files that nothing here loads."""
-    torch.save(client_state, os.path.join(folder, "zero_pp_rank_0_" * (stage == 3) + _MODEL_STATES))
+    torch.save(client_state, os.path.join(folder, _model_states(stage)))
     torch.save({"optimizer_state_dict": {"zero_stage": stage}}, os.path.join(folder, "bf16_" * is_bf16 + _OPTIMIZER_STATES))
+
+
+def _model_states(stage: int) -> str:
+    return "zero_pp_rank_0_" * (stage == 3) + "mp_rank_00_model_states.pt"
 
 
 def get_model_state_file(checkpoint_dir: Any, zero_stage: int) -> str:
     """Of a tag's folder: the file with the client state."""
-    return _existing(checkpoint_dir, "zero_pp_rank_0_" * (zero_stage == 3) + _MODEL_STATES)[0]
+    return _existing(checkpoint_dir, _model_states(zero_stage))[0]
 
 
 def get_optim_files(checkpoint_dir: Any) -> list[str]:
